@@ -1,0 +1,416 @@
+"""The life of a job in Redis: submit, pull, commit, hand back, cancel, and the leases of workers.
+
+Every change of a job's state is one script, so that no crash leaves it half done. The scripts are in
+`shared/lua/`; this module builds their arguments and names their answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import redis
+from rq.job import Job, Retry
+from rq.registry import CanceledJobRegistry, DeferredJobRegistry, ReadyJobRegistry, ScheduledJobRegistry
+from rq.utils import now, utcformat
+
+from shared.errors import IdConflict, InvalidRequest, JobAlreadyEnded, JobNotFound, QueueFull
+from shared.lua import script
+from shared.names import (
+    JOB_FUNCTION,
+    JOBS_INDEX,
+    PRIORITIES,
+    SERIALIZER,
+    WORKERS,
+    doorbell_key,
+    events_key,
+    held_key,
+    idempotency_key,
+    job_key,
+    lease_key,
+    live_queues_key,
+    model_key,
+    queue_name,
+    rq_queue_key,
+)
+from shared.records import JobRecord, job_object
+from shared.schemas import JobRequest
+from shared.settings import Settings
+from shared.stream import Event, TokenStream, dumps
+
+CommitOutcome = Literal["ok", "gone", "lost", "ended", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Answer to a submit: the job, and whether it is new."""
+
+    job_id: str
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A job a worker has taken, and the execution id that proves it."""
+
+    record: JobRecord
+    execution: str
+    raw: dict[bytes, bytes]
+
+
+class JobStore:
+    """All operations on jobs. Safe to share between threads.
+
+    Every method raises redis-py's own errors when Redis cannot be reached.
+    """
+
+    def __init__(self, client: redis.Redis, settings: Settings) -> None:
+        self.client = client
+        self.settings = settings
+        self.stream = TokenStream(client)
+        self._submit = script(client, "submit")
+        self._pull = script(client, "pull")
+        self._commit = script(client, "commit")
+        self._cancel = script(client, "cancel")
+        self._hand_back = script(client, "hand_back")
+        self._reclaim = script(client, "reclaim")
+        self._reopen = script(client, "reopen")
+
+    # --- the web side ---
+
+    def submit(
+        self, request: JobRequest, model: str, idempotency: str | None = None, idempotency_ttl_s: int = 86_400
+    ) -> Submitted:
+        """Store a job and queue, schedule or defer it.
+
+        Args:
+            request: what to do; its `id` is used if it has one.
+            model: the resolved name of the model.
+            idempotency: the caller's `Idempotency-Key`.
+
+        Raises:
+            IdConflict: the id or the key belongs to a job with another body.
+            QueueFull: the model already has `max_queue` waiting jobs.
+            InvalidRequest: a dependency does not exist or can no longer succeed.
+        """
+        job = self._new_job(request, model)
+        fields = [x for pair in job.to_dict().items() for x in pair]
+        place, run_at = _place(request)
+        dependencies = request.dependencies
+        digest = hashlib.sha256((idempotency or "").encode()).hexdigest()
+        origin = job.origin
+        outcome, detail = self._submit(
+            keys=[
+                job.key,
+                rq_queue_key(origin),
+                JOBS_INDEX,
+                live_queues_key(model),
+                doorbell_key(model),
+                model_key(model),
+                idempotency_key(digest),
+                ScheduledJobRegistry(origin, self.client).key,
+                DeferredJobRegistry(origin, self.client).key,
+                "rq:queues",
+            ],
+            args=[
+                job.id,
+                request.fingerprint(),
+                int(time.time() * 1000),
+                place,
+                run_at,
+                origin,
+                idempotency_ttl_s if idempotency else 0,
+                len(dependencies),
+                *dependencies,
+                *fields,
+            ],
+        )
+        return _submitted(outcome.decode(), detail.decode())
+
+    def _new_job(self, request: JobRequest, model: str) -> Job:
+        timeout_s = request.timeout_s or self.settings.timeout_s
+        job = Job.create(
+            JOB_FUNCTION,
+            args=[request.payload()],
+            connection=self.client,
+            id=request.id or uuid.uuid4().hex,
+            origin=queue_name(model, request.priority),
+            serializer=SERIALIZER,
+            timeout=max(1, int(timeout_s)),
+            result_ttl=request.result_ttl_s or self.settings.result_ttl_s,
+            failure_ttl=request.result_ttl_s or self.settings.failure_ttl_s,
+            # RQ's default would be the call with its arguments, so the prompt, and workers log it.
+            description="generate",
+            depends_on=request.dependencies or None,
+            meta=request.metadata,
+            retry=Retry(max=request.retries) if request.retries else None,
+        )
+        job.enqueued_at = now()
+        return job
+
+    def fetch(self, job_id: str) -> JobRecord:
+        """The stored job.
+
+        Raises:
+            JobNotFound: there is none.
+        """
+        raw = self.client.hgetall(job_key(job_id))
+        if b"origin" not in raw:
+            raise JobNotFound(job_id)
+        return JobRecord.parse(job_id, raw)
+
+    def fetch_many(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
+        """The stored jobs, None for each that is gone, in one round trip."""
+        pipe = self.client.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipe.hgetall(job_key(job_id))
+        return [
+            JobRecord.parse(job_id, raw) if b"origin" in raw else None
+            for job_id, raw in zip(job_ids, pipe.execute(), strict=True)
+        ]
+
+    def view(self, job_id: str) -> dict[str, Any]:
+        """The job object: the stored one of an ended job, one made now of any other.
+
+        Raises:
+            JobNotFound: there is none.
+        """
+        record = self.fetch(job_id)
+        last = self.stream.last(job_id)
+        if last is not None and last.is_terminal and record.is_over:
+            final: dict[str, Any] = last.json()
+            return final
+        return self.live_view(record, last)
+
+    def live_view(self, record: JobRecord, last: Event | None = None) -> dict[str, Any]:
+        """The job object of a job that has no terminal event (yet)."""
+        position = self._position(record) if record.rq_status == "queued" else None
+        has_text = record.status != "queued" or (last is not None and last.id.tokens > 0)
+        text = "".join(t["text"] for t in self.stream.tokens(record.id)) if has_text else None
+        if not record.is_over:
+            return job_object(record, position=position, text=text)
+        # RQ's own tools ended it and wrote no event.
+        ttl_s = self.client.ttl(job_key(record.id))
+        return job_object(
+            record,
+            text=text,
+            ttl_s=ttl_s if ttl_s > 0 else None,
+            ended_at=record.ended_at or time.time(),
+            finish_reason="cancelled" if record.status == "cancelled" else None,
+        )
+
+    def _position(self, record: JobRecord) -> int | None:
+        ahead = PRIORITIES[: PRIORITIES.index(record.priority)]  # type: ignore[arg-type]
+        pipe = self.client.pipeline(transaction=False)
+        pipe.lpos(rq_queue_key(record.origin), record.id)
+        for priority in ahead:
+            pipe.llen(rq_queue_key(queue_name(record.model, priority)))
+        place, *more_urgent = pipe.execute()
+        return None if place is None else place + 1 + sum(more_urgent)
+
+    def newest(self, after: str | None = None) -> Iterator[JobRecord]:
+        """All stored jobs, newest first, those later than the job `after`; expired ones are skipped.
+
+        Raises:
+            JobNotFound: `after` is not in the index.
+        """
+        start = 0
+        if after is not None:
+            rank = self.client.zrevrank(JOBS_INDEX, after)
+            if rank is None:
+                raise JobNotFound(after)
+            start = rank + 1
+        while ids := [i.decode() for i in self.client.zrevrange(JOBS_INDEX, start, start + 99)]:
+            yield from (record for record in self.fetch_many(ids) if record is not None)
+            start += len(ids)
+
+    def cancel(self, job_id: str) -> dict[str, Any]:
+        """Cancel a job and return its object, which says `cancelled`; a second time changes nothing.
+
+        Raises:
+            JobNotFound: there is none.
+            JobAlreadyEnded: it has completed or failed.
+        """
+        record = self.fetch(job_id)
+        moment = now()
+        ttl_s = record.result_ttl_s or self.settings.result_ttl_s
+        text = "".join(t["text"] for t in self.stream.tokens(job_id)) or None
+        final = job_object(
+            record,
+            status="cancelled",
+            ended_at=moment.timestamp(),
+            ttl_s=ttl_s,
+            text=text,
+            finish_reason="cancelled",
+        )
+        registries = (ScheduledJobRegistry, DeferredJobRegistry, ReadyJobRegistry, CanceledJobRegistry)
+        outcome = self._cancel(
+            keys=[
+                job_key(job_id),
+                events_key(job_id),
+                rq_queue_key(record.origin),
+                *(registry(record.origin, self.client).key for registry in registries),
+            ],
+            args=[job_id, dumps(final), ttl_s, utcformat(moment), int(moment.timestamp())],
+        ).decode()
+        if outcome == "missing":
+            raise JobNotFound(job_id)
+        if outcome == "ended":
+            raise JobAlreadyEnded(f"job {job_id!r} has already ended: it is {self.fetch(job_id).status}", "id")
+        return self.view(job_id)
+
+    def erase(self, job_id: str) -> None:
+        """Remove every trace of a job: record, prompt, text and log. A running one is cancelled by its worker.
+
+        Raises:
+            JobNotFound: there is none.
+        """
+        record = self.fetch(job_id)
+        if not record.is_over:
+            self.cancel(job_id)
+        Job.fetch(job_id, connection=self.client, serializer=SERIALIZER).delete()
+        pipe = self.client.pipeline()
+        pipe.delete(events_key(job_id))
+        pipe.zrem(JOBS_INDEX, job_id)
+        pipe.execute()
+
+    def retry(self, job_id: str) -> dict[str, Any]:
+        """Queue a failed or cancelled job again; it goes on from its logged tokens.
+
+        Raises:
+            JobNotFound: there is none.
+            JobAlreadyEnded: it has completed, or has not ended.
+        """
+        record = self.fetch(job_id)
+        if not record.is_over or record.status == "completed":
+            raise JobAlreadyEnded(f"only a failed or cancelled job can be retried; {job_id!r} is {record.status}", "id")
+        if record.rq_status == "started":
+            raise JobAlreadyEnded(f"job {job_id!r} is still being let go by its worker; try again", "id")
+        job = Job.fetch(job_id, connection=self.client, serializer=SERIALIZER)
+        self.reopen(job_id)
+        registry = job.failed_job_registry if record.rq_status in ("failed", "stopped") else None
+        registry = registry or CanceledJobRegistry(record.origin, self.client, serializer=SERIALIZER)
+        with self.client.pipeline() as pipe:
+            pipe.zrem(registry.key, job_id)
+            pipe.hdel(job_key(job_id), "started_at", "ended_at", "exc_info", "worker_name")
+            pipe.persist(job_key(job_id))
+            pipe.hset(job_key(job_id), mapping={"status": "queued", "enqueued_at": utcformat(now())})
+            pipe.rpush(rq_queue_key(record.origin), job_id)
+            pipe.lpush(doorbell_key(record.model), "1")
+            pipe.execute()
+        return self.view(job_id)
+
+    # --- the worker side ---
+
+    def pull(self, worker: str, queues: Sequence[str], count: int) -> list[Pulled]:
+        """Take up to `count` jobs from RQ queues, given most urgent first, into the worker's held list."""
+        moment = now()
+        executions = [uuid.uuid4().hex for _ in range(count)]
+        reply = self._pull(
+            keys=[held_key(worker), JOBS_INDEX, *map(rq_queue_key, queues)],
+            args=[count, worker, utcformat(moment), int(moment.timestamp() * 1000), *executions],
+        )
+        pulled = []
+        for job_id, execution, _queue, flat in reply:
+            raw = dict(zip(flat[::2], flat[1::2], strict=True))
+            pulled.append(Pulled(JobRecord.parse(job_id.decode(), raw), execution.decode(), raw))
+        return pulled
+
+    def commit(self, job_id: str, execution: str, final: dict[str, Any], tokens: int, ttl_s: int, client: Any) -> None:
+        """Queue the commit of a job's end on a pipeline; its reply is a `CommitOutcome` as bytes.
+
+        Args:
+            final: the job object; `failed` goes out as that event, anything else as `done`.
+            tokens: number of tokens in the log.
+        """
+        name = "failed" if final["status"] == "failed" else "done"
+        self._commit(
+            keys=[job_key(job_id), events_key(job_id)],
+            args=[execution, final["status"], f"{tokens}-*", name, dumps(final), ttl_s],
+            client=client,
+        )
+
+    def hand_back(self, worker: str, model: str, jobs: Iterable[tuple[str, str]], client: Any = None) -> None:
+        """Give (job id, execution id) pairs back to the front of their queues, in that order."""
+        args = [x for pair in jobs for x in pair]
+        if args:
+            self._hand_back(keys=[held_key(worker), doorbell_key(model)], args=args, client=client)
+
+    def reopen(self, job_id: str, client: Any = None) -> None:
+        """Drop the terminal event of a job that is to run again."""
+        self._reopen(keys=[job_key(job_id), events_key(job_id)], client=client)
+
+    def renew_lease(self, worker: str, lease_s: float) -> None:
+        """Say that `worker` lives."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.set(lease_key(worker), "1", px=int(lease_s * 1000))
+        pipe.sadd(WORKERS, worker)
+        pipe.execute()
+
+    def drop_lease(self, worker: str) -> None:
+        """Say that `worker` is gone; whatever it still holds can be reclaimed at once."""
+        self.client.delete(lease_key(worker))
+
+    def reclaim(self, caller: str) -> tuple[list[str], list[str]]:
+        """Give back what dead workers held.
+
+        Returns the ids that are queued again, and those whose end was committed but not yet recorded, which
+        `caller` now holds.
+        """
+        queued: list[str] = []
+        committed: list[str] = []
+        for name in sorted(n.decode() for n in self.client.smembers(WORKERS)):
+            if name == caller or self.client.exists(lease_key(name)):
+                continue
+            back, ended = self._reclaim(
+                keys=[lease_key(name), held_key(name), WORKERS, held_key(caller)], args=[name, caller]
+            )
+            queued += [i.decode() for i in back]
+            committed += [i.decode() for i in ended]
+        return queued, committed
+
+
+def _place(request: JobRequest) -> tuple[str, int]:
+    if request.dependencies:
+        return "defer", 0
+    if request.run_at is not None:
+        return "schedule", int(request.run_at.timestamp())
+    if request.delay_s is not None:
+        return "schedule", int((datetime.now(UTC) + timedelta(seconds=request.delay_s)).timestamp())
+    return "queue", 0
+
+
+def _submitted(outcome: str, detail: str) -> Submitted:
+    if outcome == "conflict":
+        raise IdConflict(f"the id or key belongs to job {detail!r}, which has another body", "id")
+    if outcome == "full":
+        raise QueueFull(f"the queue is full: {detail} jobs are waiting")
+    if outcome == "no_dependency":
+        raise InvalidRequest(f"there is no job {detail!r} to depend on", "depends_on")
+    if outcome == "dead_dependency":
+        raise InvalidRequest(f"job {detail!r} can no longer complete, so this one would never start", "depends_on")
+    return Submitted(detail, outcome == "created")
+
+
+def request_of(record: JobRecord) -> dict[str, Any]:
+    """The generation request in a job's call.
+
+    Raises:
+        InvalidRequest: the job calls something else, or has no readable payload.
+    """
+    try:
+        function, args, kwargs = record.arguments()
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"the payload is not JSON as RQ's JSONSerializer writes it: {error}") from None
+    if function != JOB_FUNCTION:
+        raise InvalidRequest(f"this queue runs {JOB_FUNCTION!r} jobs, not {function!r}")
+    given = args[0] if args else kwargs.get("request", kwargs)
+    if len(args) > 1 or not isinstance(given, dict):
+        raise InvalidRequest(f"{JOB_FUNCTION!r} takes one argument, the generation request as a dictionary")
+    return json.loads(json.dumps(given))  # type: ignore[no-any-return]

@@ -1,0 +1,20 @@
+"""The scripts that run inside Redis, each in a file of its own beside this one."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+import redis
+from redis.commands.core import Script
+
+
+@cache
+def source(name: str) -> str:
+    """The text of a script."""
+    return files(__package__).joinpath(f"{name}.lua").read_text()
+
+
+def script(client: redis.Redis, name: str) -> Script:
+    """A script bound to a client; it loads itself again where Redis has forgotten it (NOSCRIPT)."""
+    return client.register_script(source(name))

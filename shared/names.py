@@ -1,0 +1,104 @@
+"""Names in Redis: our keys, the RQ queues we use, and the function an RQ job must name.
+
+Everything of ours begins with `slotline:`; everything of RQ's keeps RQ's own names.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, get_args
+
+from rq.serializers import JSONSerializer
+
+#: The function of a generation job. It exists so that a plain RQ worker fails with a clear message.
+JOB_FUNCTION = "slotline.generate"
+
+#: The one serializer on the queue. Never pickle: whoever can write to Redis could then run code.
+SERIALIZER = JSONSerializer
+
+Priority = Literal["interactive", "normal", "batch"]
+#: Most urgent first: the order in which a worker pulls.
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+
+DEFAULT_MODEL = "default"
+DEFAULT_TENANT = "default"
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]{0,127}")
+JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+
+JOBS_INDEX = "slotline:jobs"  # zset: job id by creation time in ms
+MODELS = "slotline:models"  # zset: model name by the time it was first served
+WORKERS = "slotline:workers"  # set: names of workers that may hold jobs
+
+
+def queue_name(model: str, priority: str, tenant: str = DEFAULT_TENANT) -> str:
+    """The RQ queue of one model, priority and tenant."""
+    return f"{model}:{priority}:{tenant}"
+
+
+def split_queue_name(name: str) -> tuple[str, str]:
+    """Model and priority of a queue; a queue that is not named by our rule counts as `normal`."""
+    parts = name.split(":")
+    if len(parts) == 3 and parts[1] in PRIORITIES:
+        return parts[0], parts[1]
+    return name, "normal"
+
+
+def rq_queue_key(name: str) -> str:
+    """The Redis list of an RQ queue."""
+    return f"rq:queue:{name}"
+
+
+def job_key(job_id: str) -> str:
+    """The hash of an RQ job. Our own fields in it begin with `sl_`."""
+    return f"rq:job:{job_id}"
+
+
+def events_key(job_id: str) -> str:
+    """The event log of a job (a Redis stream) and, under the same name, its pub/sub channel."""
+    return f"slotline:events:{job_id}"
+
+
+def model_key(model: str) -> str:
+    """The hash that describes a model (`shared/registry.py`)."""
+    return f"slotline:model:{model}"
+
+
+def live_queues_key(model: str) -> str:
+    """The set of RQ queue names a model's jobs have ever used."""
+    return f"slotline:queues:{model}"
+
+
+def doorbell_key(model: str) -> str:
+    """The list an idle worker of the model blocks on."""
+    return f"slotline:doorbell:{model}"
+
+
+def idempotency_key(digest: str) -> str:
+    """The string that maps an `Idempotency-Key` to its job."""
+    return f"slotline:idempotency:{digest}"
+
+
+def held_key(worker: str) -> str:
+    """The list of job ids a worker has pulled and not yet ended or handed back."""
+    return f"slotline:held:{worker}"
+
+
+def lease_key(worker: str) -> str:
+    """A string that lives only while its worker renews it."""
+    return f"slotline:lease:{worker}"
+
+
+def stats_key(worker: str) -> str:
+    """A live worker's figures as JSON, gone a few seconds after the worker."""
+    return f"slotline:stats:{worker}"
+
+
+def ask_key(model: str) -> str:
+    """The list of questions to the workers of a model."""
+    return f"slotline:ask:{model}"
+
+
+def answer_key(question_id: str) -> str:
+    """The list that the answer to one question is pushed to."""
+    return f"slotline:answer:{question_id}"

@@ -1,0 +1,186 @@
+"""A job as stored (`JobRecord`) and as shown (`job_object`)."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from rq.utils import utcparse
+
+from shared.names import split_queue_name
+from shared.schemas import JobStatus
+
+#: RQ's status to ours. `created` is a job that was saved but not enqueued.
+STATUS: dict[str, JobStatus] = {
+    "created": "queued",
+    "queued": "queued",
+    "scheduled": "queued",
+    "deferred": "queued",
+    "ready_to_enqueue": "queued",
+    "rate_limited": "queued",
+    "started": "running",
+    "finished": "completed",
+    "failed": "failed",
+    "stopped": "cancelled",
+    "canceled": "cancelled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """The parts of an RQ job's hash that we read. Times are seconds since 1970."""
+
+    id: str
+    origin: str
+    model: str
+    priority: str
+    rq_status: str
+    created_at: float | None
+    enqueued_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    result_ttl_s: int | None
+    failure_ttl_s: int | None
+    retries_left: int
+    attempts: int
+    worker: str
+    execution: str | None
+    cancelling: bool
+    end: JobStatus | None
+    fingerprint: str | None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    raw_data: bytes = b""
+
+    @classmethod
+    def parse(cls, job_id: str, raw: Mapping[bytes, bytes]) -> JobRecord:
+        """Read a job hash as `HGETALL` gives it."""
+        text = {k.decode(): v.decode("utf-8", "replace") for k, v in raw.items() if k != b"data"}
+        model, priority = split_queue_name(text.get("origin", ""))
+        return cls(
+            id=job_id,
+            origin=text.get("origin", ""),
+            model=model,
+            priority=priority,
+            rq_status=text.get("status", ""),
+            created_at=_seconds(text.get("created_at")),
+            enqueued_at=_seconds(text.get("enqueued_at")),
+            started_at=_seconds(text.get("started_at")),
+            ended_at=_seconds(text.get("ended_at")),
+            result_ttl_s=_integer(text.get("result_ttl")),
+            failure_ttl_s=_integer(text.get("failure_ttl")),
+            retries_left=_integer(text.get("retries_left")) or 0,
+            attempts=_integer(text.get("sl_attempts")) or 0,
+            worker=text.get("worker_name", ""),
+            execution=text.get("sl_exec"),
+            cancelling="sl_cancel" in text,
+            end=text.get("sl_end"),  # type: ignore[arg-type]
+            fingerprint=text.get("sl_print"),
+            metadata=_metadata(text.get("meta")),
+            raw_data=raw.get(b"data", b""),
+        )
+
+    @property
+    def status(self) -> JobStatus:
+        """What the API calls it. A set cancel flag already shows as cancelled."""
+        if self.rq_status == "started":
+            return self.end or ("cancelled" if self.cancelling else "running")
+        return STATUS.get(self.rq_status, "queued")
+
+    @property
+    def detail(self) -> str:
+        """RQ's own state, or `cancelling` while the worker has yet to let go."""
+        return "cancelling" if self.rq_status == "started" and self.cancelling and not self.end else self.rq_status
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen to it, save a retry."""
+        return self.rq_status in ("finished", "failed", "stopped", "canceled") or (
+            self.rq_status == "started" and self.end is not None
+        )
+
+    def arguments(self) -> tuple[str, list[Any], dict[str, Any]]:
+        """Function name, positional and keyword arguments of the call on the queue.
+
+        Raises:
+            ValueError: the payload is not what RQ's JSON serializer writes.
+        """
+        try:
+            data = zlib.decompress(self.raw_data)
+        except zlib.error:
+            data = self.raw_data
+        function, _instance, args, kwargs = json.loads(data)
+        return str(function), list(args), dict(kwargs)
+
+
+def job_object(
+    record: JobRecord,
+    *,
+    status: JobStatus | None = None,
+    ended_at: float | None = None,
+    ttl_s: int | None = None,
+    position: int | None = None,
+    text: str | None = None,
+    finish_reason: str | None = None,
+    usage: Mapping[str, Any] | None = None,
+    timings: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    error: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The job object of the API (`JobObject`), also the data of `done` and `failed`."""
+    shown = status or record.status
+    ended = ended_at or record.ended_at
+    over = shown in ("completed", "failed", "cancelled")
+    detail = {"completed": "finished", "failed": "failed", "cancelled": "canceled"}[shown] if status and over else None
+    return {
+        "id": record.id,
+        "object": "job",
+        "model": record.model,
+        "status": shown,
+        "detail": detail or record.detail,
+        "priority": record.priority,
+        "position": position,
+        "created_at": record.created_at,
+        "enqueued_at": record.enqueued_at,
+        "started_at": record.started_at,
+        "ended_at": ended if over else None,
+        "expires_at": ended + ttl_s if over and ended and ttl_s is not None else None,
+        "text": text,
+        "finish_reason": finish_reason,
+        "usage": usage,
+        "timings": timings,
+        "seed": seed,
+        "error": error,
+        "attempts": record.attempts,
+        "retries_left": record.retries_left,
+        "metadata": record.metadata,
+        "links": {
+            "self": f"/v1/jobs/{record.id}",
+            "events": f"/v1/jobs/{record.id}/events",
+            "cancel": f"/v1/jobs/{record.id}/cancel",
+        },
+    }
+
+
+def _seconds(value: str | None) -> float | None:
+    if not value:
+        return None
+    moment: datetime = utcparse(value)
+    return moment.timestamp()
+
+
+def _integer(value: str | None) -> int | None:
+    return int(value) if value else None
+
+
+def _metadata(value: str | None) -> dict[str, Any]:
+    if not value:
+        return {}
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

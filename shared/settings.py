@@ -1,0 +1,182 @@
+"""Settings of the web side and of the worker, from flags and `SLOTLINE_…` variables.
+
+They are built once per entry point and passed down; nothing else reads the environment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from shared.names import DEFAULT_MODEL, MODEL_NAME
+
+PREFIX = "SLOTLINE_"
+
+#: `--model fake:echo` serves the scripted backend; it needs no file.
+FAKE_PREFIX = "fake:"
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Days = 86_400
+
+S = TypeVar("S", bound="Settings")
+
+
+class SettingsError(Exception):
+    """A setting has a bad value. The message names the variable and says what is wrong."""
+
+
+class Settings(BaseSettings):
+    """What both sides need: the way to Redis, and how long things are kept."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="ignore", frozen=True, protected_namespaces=(), env_ignore_empty=True
+    )
+
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis or Valkey, 7.0 or newer.")
+    redis_timeout_s: Seconds = Field(5.0, description="Time limit of one Redis command.")
+    redis_wait_s: float = Field(30.0, ge=0, description="How long to wait for Redis at start before giving up.")
+    result_ttl_s: int = Field(Days, gt=0, description="How long a completed or cancelled job is kept.")
+    failure_ttl_s: int = Field(7 * Days, gt=0, description="How long a failed job is kept.")
+    timeout_s: Seconds = Field(600.0, description="Time in a slot a job may use, unless it says otherwise.")
+    max_tokens: int = Field(256, ge=1, description="Tokens a job may generate, unless it says otherwise.")
+    max_tokens_cap: int = Field(0, ge=0, description="Most tokens any job may ask for; 0 means no cap but the context.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_scheme(cls, value: str) -> str:
+        value = re.sub(r"^valkey(s?)://", r"redis\1://", value)
+        if not re.match(r"^(redis|rediss|unix)://", value):
+            raise ValueError("must begin with redis://, rediss://, valkey://, valkeys:// or unix://")
+        return value
+
+
+class WebSettings(Settings):
+    """The HTTP side."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65_535, description="Port to listen on.")
+    web_workers: int = Field(1, ge=1, le=64, description="gunicorn worker processes.")
+    max_body_bytes: int = Field(10 * 1024 * 1024, gt=0, description="Largest HTTP body.")
+    max_streams: int = Field(1000, ge=1, description="Most open event streams in one web process.")
+    keep_alive_s: Seconds = Field(15.0, description="A silent stream gets a comment this often.")
+    max_wait_s: Seconds = Field(600.0, description="Most seconds `?wait=` may ask for.")
+    ask_timeout_s: Seconds = Field(2.0, description="How long to wait for a live worker's answer to a question.")
+    idempotency_ttl_s: int = Field(Days, gt=0, description="How long an Idempotency-Key is remembered.")
+
+
+class WorkerSettings(Settings):
+    """The model side. Each field is a flag of `slotline worker` too."""
+
+    model_path: str = Field(description="GGUF file to serve, or fake:echo for the scripted backend.")
+    name: str = Field("", description="Name requests use for the model; left out, the file's stem.")
+    alias: str = Field("", description="A second name for the model.")
+    chat_template: Path | None = Field(None, description="File with a Jinja chat template; left out, the model's own.")
+
+    n_gpu_layers: int = Field(99, ge=-1, description="Layers to put on the GPU; -1 means all.")
+    n_ctx: int = Field(8192, ge=1, description="Tokens of KV cache, shared by the slots.")
+    n_parallel: int = Field(4, ge=1, le=256, description="Slots: jobs that generate at once.")
+    n_batch: int = Field(0, ge=0, description="Most tokens in one forward pass; 0 means n_ctx.")
+    n_ubatch: int = Field(512, ge=1, description="Most tokens llama.cpp computes at once inside a pass.")
+    chunk_size: int = Field(512, ge=1, description="Most prefill tokens of one slot in one tick.")
+    max_queue: int = Field(0, ge=0, description="Most waiting jobs of the model; 0 means unlimited.")
+    cache_prompt: bool = Field(
+        False, description="Keep a finished slot's KV cache for the next same prefix."
+    )
+    batch_strategy: str = Field(
+        "decode_maximal", description="decode_maximal, prefill_priority, balanced, or a dotted path to your own class."
+    )
+    kv_unified: bool = Field(True, description="One KV buffer for all slots; off, each has n_ctx / n_parallel.")
+    threads: int = Field(0, ge=0, description="CPU threads; 0 means one per core.")
+    main_gpu: int = Field(0, ge=0, description="The GPU used when the model is not split.")
+    split_mode: Literal["none", "layer", "row"] = Field("layer", description="How to split the model over GPUs.")
+    tensor_split: str = Field("", description="Share of each GPU, as in 3,1.")
+    use_mlock: bool = Field(False, description="Keep the model in RAM.")
+    cache_type_k: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = Field("f16", description="Type of the K cache.")
+    cache_type_v: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = Field("f16", description="Type of the V cache.")
+    flash_attn: Literal["auto", "on", "off"] = Field("auto", description="Flash attention.")
+
+    temp: float = Field(0.8, ge=0, le=10, allow_inf_nan=False, description="Default temperature; 0 is greedy.")
+    top_k: int = Field(40, ge=0, description="Default top-k; 0 means off.")
+    top_p: float = Field(0.95, gt=0, le=1, description="Default top-p; 1 means off.")
+    min_p: float = Field(0.05, ge=0, le=1, description="Default min-p; 0 means off.")
+    seed: int = Field(-1, ge=-1, lt=2**63, description="Default seed; -1 means another one for each request.")
+    penalty_repeat: float = Field(
+        1.0, gt=0, le=10, allow_inf_nan=False, description="Default repeat penalty; 1: off."
+    )
+    penalty_freq: float = Field(0.0, ge=-2, le=2, description="Default frequency penalty.")
+    penalty_present: float = Field(0.0, ge=-2, le=2, description="Default presence penalty.")
+    grammar: str = Field("", description="Default GBNF grammar.")
+    grammar_root: str = Field("root", min_length=1, description="Root rule of the default grammar.")
+
+    drain_s: float = Field(20.0, ge=0, description="How long running jobs may go on after SIGTERM.")
+    lease_s: Seconds = Field(5.0, description="A worker that has not renewed its lease this long counts as dead.")
+
+    @field_validator("tensor_split")
+    @classmethod
+    def _numbers(cls, value: str) -> str:
+        for part in filter(None, value.split(",")):
+            float(part)
+        return value
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        for field, value in (("name", self.model_name), ("alias", self.alias)):
+            if not value:
+                continue
+            if not MODEL_NAME.fullmatch(value):
+                raise ValueError(f"{field} {value!r} may hold only letters, digits and . _ - / +")
+            if value == DEFAULT_MODEL:
+                raise ValueError(f"{field} may not be {DEFAULT_MODEL!r}, which means any model")
+        return self
+
+    @model_validator(mode="after")
+    def _batch_holds_every_slot(self) -> Self:
+        if self.batch_tokens < self.n_parallel:
+            raise ValueError(
+                f"n_batch {self.batch_tokens} is below n_parallel {self.n_parallel}: "
+                "each slot needs one token in a tick; raise n_batch or lower n_parallel"
+            )
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """The name requests use: `name`, or the file's stem with odd characters made `-`."""
+        if self.name:
+            return self.name
+        if self.model_path.startswith(FAKE_PREFIX):
+            return self.model_path.replace(":", "-")
+        return re.sub(r"[^A-Za-z0-9._+-]", "-", Path(self.model_path).stem).lstrip("-._+") or "model"
+
+    @property
+    def batch_tokens(self) -> int:
+        """`n_batch`, where 0 means `n_ctx`."""
+        return self.n_batch or self.n_ctx
+
+
+def load(cls: type[S], given: Mapping[str, Any] | None = None) -> S:
+    """Build settings of one kind from the environment, overridden by `given` where not None.
+
+    Raises:
+        SettingsError: names each bad variable and says what is wrong with it, one line each.
+    """
+    try:
+        return cls(**{k: v for k, v in (given or {}).items() if v is not None})
+    except ValidationError as error:
+        raise SettingsError("\n".join(_line(e, given or {}) for e in error.errors())) from None
+
+
+def _line(error: Any, given: Mapping[str, Any]) -> str:
+    if not error["loc"]:
+        return str(error["msg"]).removeprefix("Value error, ")
+    field = str(error["loc"][0])
+    flag = "--" + field.replace("_", "-")
+    name = flag if given.get(field) is not None else f"{PREFIX}{field.upper()}"
+    if error["type"] == "missing":
+        return f"{flag} (or {PREFIX}{field.upper()}) is required"
+    return f"{name}={error['input']!r}: {error['msg'].removeprefix('Value error, ')}"

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import redis
-from rq.job import Job, Retry
+from rq.job import Dependency, Job, Retry
 from rq.registry import CanceledJobRegistry, DeferredJobRegistry, ReadyJobRegistry, ScheduledJobRegistry
 from rq.utils import now, utcformat
 
@@ -64,6 +64,17 @@ class Pulled:
     raw: dict[bytes, bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a job ends: its job object, and the number of tokens in its log."""
+
+    job_id: str
+    execution: str
+    final: dict[str, Any]
+    tokens: int
+    ttl_s: int
+
+
 class JobStore:
     """All operations on jobs. Safe to share between threads.
 
@@ -71,7 +82,7 @@ class JobStore:
     """
 
     def __init__(self, client: redis.Redis, settings: Settings) -> None:
-        self.client = client
+        self.client: Any = client  # redis-py types every reply as str or bytes or a promise of one
         self.settings = settings
         self.stream = TokenStream(client)
         self._submit = script(client, "submit")
@@ -147,7 +158,7 @@ class JobStore:
             failure_ttl=request.result_ttl_s or self.settings.failure_ttl_s,
             # RQ's default would be the call with its arguments, so the prompt, and workers log it.
             description="generate",
-            depends_on=request.dependencies or None,
+            depends_on=list[Dependency | Job | str](request.dependencies) or None,
             meta=request.metadata,
             retry=Retry(max=request.retries) if request.retries else None,
         )
@@ -206,7 +217,7 @@ class JobStore:
         )
 
     def _position(self, record: JobRecord) -> int | None:
-        ahead = PRIORITIES[: PRIORITIES.index(record.priority)]  # type: ignore[arg-type]
+        ahead = PRIORITIES[: PRIORITIES.index(record.priority)]
         pipe = self.client.pipeline(transaction=False)
         pipe.lpos(rq_queue_key(record.origin), record.id)
         for priority in ahead:
@@ -281,7 +292,7 @@ class JobStore:
         pipe.execute()
 
     def retry(self, job_id: str) -> dict[str, Any]:
-        """Queue a failed or cancelled job again; it goes on from its logged tokens.
+        """Queue a failed or cancelled job again, to run from the start.
 
         Raises:
             JobNotFound: there is none.
@@ -322,19 +333,15 @@ class JobStore:
             pulled.append(Pulled(JobRecord.parse(job_id.decode(), raw), execution.decode(), raw))
         return pulled
 
-    def commit(self, job_id: str, execution: str, final: dict[str, Any], tokens: int, ttl_s: int, client: Any) -> None:
-        """Queue the commit of a job's end on a pipeline; its reply is a `CommitOutcome` as bytes.
-
-        Args:
-            final: the job object; `failed` goes out as that event, anything else as `done`.
-            tokens: number of tokens in the log.
-        """
-        name = "failed" if final["status"] == "failed" else "done"
-        self._commit(
-            keys=[job_key(job_id), events_key(job_id)],
-            args=[execution, final["status"], f"{tokens}-*", name, dumps(final), ttl_s],
-            client=client,
-        )
+    def commit(self, ends: Sequence[End]) -> list[CommitOutcome]:
+        """Commit the ends of jobs, in one round trip; one outcome for each."""
+        args: list[Any] = []
+        for end in ends:
+            status = end.final["status"]
+            name = "failed" if status == "failed" else "done"
+            args += (end.execution, status, f"{end.tokens}-*", name, dumps(end.final), end.ttl_s)
+        keys = [key for end in ends for key in (job_key(end.job_id), events_key(end.job_id))]
+        return [outcome.decode() for outcome in self._commit(keys=keys, args=args)]
 
     def hand_back(self, worker: str, model: str, jobs: Iterable[tuple[str, str]], client: Any = None) -> None:
         """Give (job id, execution id) pairs back to the front of their queues, in that order."""
@@ -343,7 +350,7 @@ class JobStore:
             self._hand_back(keys=[held_key(worker), doorbell_key(model)], args=args, client=client)
 
     def reopen(self, job_id: str, client: Any = None) -> None:
-        """Drop the terminal event of a job that is to run again."""
+        """Empty the log of an ended job that is to run again."""
         self._reopen(keys=[job_key(job_id), events_key(job_id)], client=client)
 
     def renew_lease(self, worker: str, lease_s: float) -> None:
@@ -355,7 +362,11 @@ class JobStore:
 
     def drop_lease(self, worker: str) -> None:
         """Say that `worker` is gone; whatever it still holds can be reclaimed at once."""
-        self.client.delete(lease_key(worker))
+        pipe = self.client.pipeline()
+        pipe.delete(lease_key(worker))
+        pipe.exists(held_key(worker))
+        if not pipe.execute()[1]:
+            self.client.srem(WORKERS, worker)
 
     def reclaim(self, caller: str) -> tuple[list[str], list[str]]:
         """Give back what dead workers held.

@@ -63,7 +63,7 @@ class Registry:
     """Reads and writes cards and figures."""
 
     def __init__(self, client: redis.Redis) -> None:
-        self.client = client
+        self.client: Any = client  # redis-py types every reply as str or bytes or a promise of one
 
     def register_model(self, card: ModelCard) -> None:
         """Store a model's card; the first registration fixes the model's place in the order."""

@@ -85,9 +85,7 @@ class WorkerSettings(Settings):
     n_ubatch: int = Field(512, ge=1, description="Most tokens llama.cpp computes at once inside a pass.")
     chunk_size: int = Field(512, ge=1, description="Most prefill tokens of one slot in one tick.")
     max_queue: int = Field(0, ge=0, description="Most waiting jobs of the model; 0 means unlimited.")
-    cache_prompt: bool = Field(
-        False, description="Keep a finished slot's KV cache for the next same prefix."
-    )
+    cache_prompt: bool = Field(False, description="Keep a finished slot's KV cache for the next same prefix.")
     batch_strategy: str = Field(
         "decode_maximal", description="decode_maximal, prefill_priority, balanced, or a dotted path to your own class."
     )
@@ -106,9 +104,7 @@ class WorkerSettings(Settings):
     top_p: float = Field(0.95, gt=0, le=1, description="Default top-p; 1 means off.")
     min_p: float = Field(0.05, ge=0, le=1, description="Default min-p; 0 means off.")
     seed: int = Field(-1, ge=-1, lt=2**63, description="Default seed; -1 means another one for each request.")
-    penalty_repeat: float = Field(
-        1.0, gt=0, le=10, allow_inf_nan=False, description="Default repeat penalty; 1: off."
-    )
+    penalty_repeat: float = Field(1.0, gt=0, le=10, allow_inf_nan=False, description="Default repeat penalty; 1: off.")
     penalty_freq: float = Field(0.0, ge=-2, le=2, description="Default frequency penalty.")
     penalty_present: float = Field(0.0, ge=-2, le=2, description="Default presence penalty.")
     grammar: str = Field("", description="Default GBNF grammar.")

@@ -102,7 +102,7 @@ class TokenStream:
     """Reads and writes the event logs of jobs."""
 
     def __init__(self, client: redis.Redis) -> None:
-        self.client = client
+        self.client: Any = client  # redis-py types every reply as str or bytes or a promise of one
         self._append = script(client, "append")
 
     def append(self, events: Sequence[Append], client: Any = None) -> list[str]:

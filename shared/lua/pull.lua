@@ -1,8 +1,10 @@
 -- Take up to k jobs, most urgent queue first, into a worker's held list.
 -- KEYS: held list, jobs index, queue…
 -- ARGV: k, worker name, now as RQ writes it, now_ms, an execution id for each job…
+-- Nothing is taken while workers are suspended (`rq suspend`).
 -- Returns {id, execution id, queue key, {field, value, …}} for each job taken.
 local k, worker, now, now_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+if redis.call('EXISTS', 'rq:suspended') == 1 then return {} end
 local taken = {}
 for q = 3, #KEYS do
   while #taken < k do

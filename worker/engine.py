@@ -1,0 +1,382 @@
+"""The tick loop: finish, admit, plan, decode, sample, emit.
+
+The engine owns the model and the slots. Requests come in through `submit`, results leave as events handed to
+`emit`, one list a tick. It knows neither Redis nor RQ.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from shared.errors import BadLogits, DecodeFailed, GenerationTimeout, InternalError, QueueTimeout, SlotlineError
+from shared.schemas import FinishReason
+from worker import telemetry
+from worker.backend import Backend, BatchItem, DecodeOutcome
+from worker.batching import BatchPlan, BatchStrategy, SlotView
+from worker.prefix_cache import PrefixCache
+from worker.requests import Ended, Event, HandedBack, Outbox, Request, Started, Stats, Token
+from worker.sampler import best_of_rows, make_sampler
+from worker.slots import Slot, SlotPool
+
+log = logging.getLogger("slotline.engine")
+
+Emit = Callable[[list[Event]], None]
+
+#: Defects in a row after which the engine gives up, so that a fresh process can take over.
+MAX_DEFECTS = 3
+
+
+class Engine:
+    """Continuous batching over one model.
+
+    `submit`, `cancel`, `drop`, `hand_back`, `stop` and the figures may be used from any thread; `tick` and `run`
+    belong to one.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        strategy: BatchStrategy,
+        emit: Emit,
+        *,
+        name: str = "engine",
+        n_parallel: int = 4,
+        chunk_size: int = 512,
+        kv_unified: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.backend = backend
+        self.pool = SlotPool(n_parallel)
+        self.cache = PrefixCache(self.pool, backend)
+        self.waiting: deque[Request] = deque()
+        self.queue_depth = 0
+        self.ticks = 0
+        self.tokens = 0
+        self.prompt_tokens = 0
+        self.last_tick_at = clock()
+        self._strategy = strategy
+        self._emit = emit
+        self._chunk_size = chunk_size
+        self._kv_cells = backend.info.n_ctx if kv_unified else None
+        self._clock = clock
+        self._outbox = Outbox()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+
+    # --- from any thread ---
+
+    def submit(self, request: Request) -> None:
+        """Queue a request for the next free slot."""
+        self._post(partial(self.waiting.append, request))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at the next tick, as `cancelled`; nothing happens if it is not here."""
+        self._post(partial(self._cancel, request_id))
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request at the next tick without a word: it has another owner now."""
+        self._post(partial(self._drop, request_id))
+
+    def hand_back(self, running: bool) -> None:
+        """Give up all waiting requests, and the running ones too if asked, as `HandedBack`."""
+        self._post(partial(self._hand_back, running))
+
+    def stop(self) -> None:
+        """Let `run` return after the current tick."""
+        self._stopping = True
+        self._wake.set()
+
+    @property
+    def last_tick_age_s(self) -> float:
+        """Time since the loop last went round, idle or not."""
+        return self._clock() - self.last_tick_at
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._inbox.append(action)
+        self._wake.set()
+
+    # --- on the engine thread ---
+
+    def run(self) -> None:
+        """Tick until stopped; wait while there is nothing to do.
+
+        Raises:
+            Exception: whatever went wrong `MAX_DEFECTS` times in a row.
+        """
+        defects = 0
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                worked = self.tick()
+                defects = 0
+            except Exception as error:
+                log.exception("a defect in the tick; its requests fail, the others go on")
+                self._fail_active(InternalError(f"{type(error).__name__}: {error}"))
+                defects += 1
+                if defects == MAX_DEFECTS:
+                    raise
+                worked = True
+            if not worked:
+                self._wake.wait(timeout=0.5)
+
+    def tick(self) -> bool:
+        """Go round once. Returns whether there was anything to compute."""
+        now = self.last_tick_at = self._clock()
+        self._receive()
+        self._finish(now)
+        self._admit(now)
+        plan = self._plan()
+        computed = bool(plan.items) and self._decode(plan)
+        if computed:
+            self._sample(plan, self._clock())
+        if events := self._outbox.take():
+            self._emit(events)
+        return bool(plan.items)
+
+    def _receive(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _finish(self, now: float) -> None:
+        for slot in self.pool.active:
+            request = slot.request
+            if request is not None and now - slot.admitted_at > request.timeout_s:
+                message = f"the job used up its {request.timeout_s:g} s of time in a slot"
+                self._end(slot, now, "timeout", GenerationTimeout(message, "timeout_s"))
+        for request in [r for r in self.waiting if r.start_by is not None and now > r.start_by]:
+            self.waiting.remove(request)
+            self._refuse(request, QueueTimeout("the job was not started within its queue_timeout_s", "queue_timeout_s"))
+
+    def _admit(self, now: float) -> None:
+        while self.waiting and self.pool.idle and self._has_room(self.waiting[0]):
+            request = self.waiting.popleft()
+            try:
+                sampler = make_sampler(self.backend, request.params)
+                for token in request.generated:
+                    sampler.accept(token)
+            except SlotlineError as error:
+                self._refuse(request, error)
+                continue
+            slot, kept = self.cache.claim(request)
+            self.pool.acquire(slot, request, sampler, kept, now)
+            for token in request.generated:
+                slot.text.push(self.backend.vocab.piece(token))
+            self._outbox.add(Started(request, resumed=bool(request.generated)))
+            # Interrupted between its last token and its end: there is nothing left to compute.
+            if slot.text.stopped:
+                self._end(slot, now, "stop")
+            elif slot.generated >= request.max_tokens:
+                self._end(slot, now, "length")
+
+    def _has_room(self, request: Request) -> bool:
+        """Whether the request fits beside what the active ones may come to need; makes room if it can."""
+        if self._kv_cells is None:
+            return True
+        reserved = sum(slot.request.reserve for slot in self.pool.active if slot.request)
+        free = self._kv_cells - reserved
+        if request.reserve > free:
+            return False
+        # What is kept for reuse only ever takes cells that nobody has reserved.
+        slot, reusable = self.cache.longest(request)
+        excess = self.cache.tokens - reusable + request.reserve - free
+        if excess > 0:
+            self.cache.evict(excess, spare=slot)
+        return True
+
+    def _plan(self) -> BatchPlan:
+        views = [SlotView(s.seq_id, s.remaining, self._chunk_size) for s in self.pool.active]
+        return self._strategy.plan(views, self.backend.info.n_batch) if views else BatchPlan()
+
+    def _decode(self, plan: BatchPlan) -> bool:
+        """One forward pass. Returns whether the plan was computed; if not, its slots are dealt with."""
+        slots = self.pool.slots
+        items = [
+            BatchItem(i.slot, s.n_past, s.tokens[s.n_past : s.n_past + i.tokens], i.wants_logits)
+            for i in plan.items
+            for s in (slots[i.slot],)
+        ]
+        began = self._clock()
+        outcome = self.backend.decode(items)
+        if outcome is DecodeOutcome.NO_ROOM and self.cache.evict(self.cache.tokens):
+            outcome = self.backend.decode(items)
+        if outcome is DecodeOutcome.DONE:
+            self._computed(plan, (self._clock() - began) * 1000)
+            return True
+        if outcome is DecodeOutcome.NO_ROOM:
+            self._make_room()
+        else:
+            for item in plan.items:
+                self._break(slots[item.slot], DecodeFailed("llama.cpp failed the forward pass"))
+        return False
+
+    def _computed(self, plan: BatchPlan, eval_ms: float) -> None:
+        decode = prefill = 0
+        for item in plan.items:
+            slot = self.pool.slots[item.slot]
+            if slot.remaining == 1 and slot.generated:
+                decode += 1
+            else:
+                prefill += item.tokens
+            slot.computed(item.tokens)
+        self.ticks += 1
+        self.tokens += decode
+        self.prompt_tokens += prefill
+        telemetry.tick.send(
+            self,
+            tick=telemetry.Tick(
+                batch_size=decode + prefill,
+                decode_tokens=decode,
+                prefill_tokens=prefill,
+                active_slots=len(self.pool) - len(self.pool.idle),
+                queue_depth=self.queue_depth + len(self.waiting),
+                eval_ms=eval_ms,
+            ),
+        )
+
+    def _make_room(self) -> None:
+        """Pause the youngest request; one that has the cache to itself can never fit."""
+        *others, youngest = self.pool.active
+        if not others:
+            self._break(youngest, DecodeFailed("the KV cache has no room for this request alone"))
+            return
+        answer = tuple(youngest.tokens[len(youngest.request.prompt) :]) if youngest.request else ()
+        self.waiting.appendleft(_resumed(self._release(youngest, keep=False), answer))
+
+    def _sample(self, plan: BatchPlan, now: float) -> None:
+        slots = [self.pool.slots[item.slot] for item in plan.items if item.wants_logits]
+        if not slots:
+            return
+        eog = self.backend.vocab.eog
+        for row, (slot, best) in enumerate(zip(slots, best_of_rows(self.backend.logits()), strict=True)):
+            assert slot.request is not None and slot.sampler is not None
+            params = slot.request.params
+            if best is None:
+                self._break(slot, BadLogits("the model computed no finite logit for this job"))
+                continue
+            token: int | None = best
+            try:
+                if not params.is_argmax or (params.ignore_eos and best in eog):
+                    token = slot.sampler.sample(row, slot.generated)
+            except SlotlineError as error:
+                self._end(slot, now, None, error)
+                continue
+            if token is None or (token in eog and not params.ignore_eos):
+                self._end(slot, now, "stop")
+            else:
+                self._accept(slot, token, now)
+
+    def _accept(self, slot: Slot, token: int, now: float) -> None:
+        request = slot.request
+        assert request is not None
+        index = slot.append(token, now)
+        text = slot.text.push(self.backend.vocab.piece(token))
+        self._outbox.add(Token(request, index, token, text))
+        if slot.text.stopped:
+            self._end(slot, now, "stop")
+        elif index + 1 >= request.max_tokens:
+            self._end(slot, now, "length")
+
+    # --- ends ---
+
+    def _end(self, slot: Slot, now: float, reason: FinishReason | None, error: SlotlineError | None = None) -> None:
+        request = slot.request
+        assert request is not None
+        count = slot.generated
+        # A retry goes on from the logged tokens, so what is held back must not be given out before it.
+        tail = "" if error is not None and error.retryable else slot.text.finish()
+        if tail:
+            self._outbox.add(Token(request, count, None, tail))
+        stats, text = slot.stats(now), slot.text.text
+        self._release(slot, keep=request.cache_prompt)
+        self._outbox.add(Ended(request, count + bool(tail), text, stats, reason, error))
+        self._signal_done(request, stats, reason or (error.code if error else "unknown"))
+
+    def _break(self, slot: Slot, error: SlotlineError) -> None:
+        """End a request whose sequence can no longer be trusted."""
+        self._end(slot, self._clock(), None, error)
+        self.cache.drop(slot)
+
+    def _release(self, slot: Slot, keep: bool) -> Request:
+        request = self.pool.release(slot, self._clock(), keep)
+        if not keep:
+            self.backend.clear(slot.seq_id)
+        return request
+
+    def _refuse(self, request: Request, error: SlotlineError | None, reason: FinishReason | None = None) -> None:
+        """End a request that never had a slot (this time)."""
+        stats = Stats(len(request.prompt), len(request.generated), 0, request.waited_s, 0, 0, 0, None)
+        text = b"".join(map(self.backend.vocab.piece, request.generated)).decode("utf-8", "replace")
+        self._outbox.add(Ended(request, len(request.generated), text, stats, reason, error))
+        self._signal_done(request, stats, reason or (error.code if error else "unknown"))
+
+    def _fail_active(self, error: SlotlineError) -> None:
+        for slot in self.pool.active:
+            self._break(slot, error)
+        if events := self._outbox.take():
+            self._emit(events)
+
+    # --- commands ---
+
+    def _find(self, request_id: str) -> tuple[Slot | None, Request | None]:
+        for slot in self.pool.active:
+            if slot.request is not None and slot.request.id == request_id:
+                return slot, slot.request
+        return None, next((r for r in self.waiting if r.id == request_id), None)
+
+    def _cancel(self, request_id: str) -> None:
+        slot, request = self._find(request_id)
+        if slot is not None:
+            self._end(slot, self._clock(), "cancelled")
+        elif request is not None:
+            self.waiting.remove(request)
+            self._refuse(request, None, "cancelled")
+
+    def _drop(self, request_id: str) -> None:
+        slot, request = self._find(request_id)
+        if slot is not None:
+            self._release(slot, keep=False)
+        elif request is not None:
+            self.waiting.remove(request)
+
+    def _hand_back(self, running: bool) -> None:
+        for slot in self.pool.active if running else []:
+            self._outbox.add(HandedBack(self._release(slot, keep=False)))
+        while self.waiting:
+            self._outbox.add(HandedBack(self.waiting.popleft()))
+
+    def _signal_done(self, request: Request, stats: Stats, outcome: str) -> None:
+        computed = max(0, stats.prompt_tokens - stats.cached_tokens)
+        telemetry.request_done.send(
+            self,
+            done=telemetry.RequestDone(
+                server=self.name,
+                seq_id=stats.seq_id,
+                mode="stream" if request.stream else "generate",
+                outcome=outcome,
+                prompt_tokens=stats.prompt_tokens,
+                generated_tokens=stats.generated_tokens,
+                duration_ms=stats.duration_s * 1000,
+                ttft_ms=stats.ttft_s * 1000,
+                prompt_eval_rate=computed / stats.prompt_s if stats.prompt_s > 0 else 0.0,
+                generation_rate=stats.generated_tokens / stats.generation_s if stats.generation_s > 0 else 0.0,
+                prefix_cache_tokens=stats.cached_tokens,
+                prefix_cache_ratio=stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0,
+            ),
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where slots or cache contradict themselves."""
+        self.pool.check_integrity()
+        self.cache.check_integrity()
+
+
+def _resumed(request: Request, answer: tuple[int, ...]) -> Request:
+    return replace(request, generated=answer)

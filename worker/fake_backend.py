@@ -1,0 +1,202 @@
+"""A model without a model: scripted answers from a simulated KV cache, for tests and for `--model fake:echo`.
+
+The next token follows only from the tokens that were decoded into the cache of its sequence. A wrong position, a stale
+cache or another sequence's tokens therefore show as wrong text. Attributes of `FakeBackend` inject faults.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from shared.settings import FAKE_PREFIX, WorkerSettings
+from worker.backend import BatchItem, DecodeOutcome, Logits, ModelError, ModelInfo, SamplingParams, Vocabulary
+from worker.fake_sampler import FakeSampler
+from worker.fake_scripts import (
+    CHAT_TEMPLATE,
+    EOS,
+    N_TOKENS,
+    SCRIPTS,
+    SPOKEN,
+    FakeVocab,
+    Script,
+    checksum,
+    echo_again,
+    prompt_length,
+)
+
+
+class FakeBackend:
+    """The scripted `Backend`.
+
+    A row of logits gives the script's token 10, the token after a forbidden end 9, five letters drawn from the
+    checksum of the sequence 7 to 8, and all else 0.
+
+    Attributes:
+        outcomes: what the next passes come to, first to last; a failed one leaves half of its first item behind.
+        poison: a value such as NaN for each sequence whose next row is to hold nothing else; used once.
+        cannot_cut: behave as a recurrent model does.
+        delay_s: how long each pass takes.
+        gate: each pass waits until this is set.
+        passes: the items of the passes so far that were done, oldest first.
+        cache: the tokens of each sequence.
+    """
+
+    def __init__(
+        self,
+        script: str | Script = "echo",
+        *,
+        n_ctx: int = 4096,
+        n_parallel: int = 4,
+        n_batch: int = 512,
+        n_ctx_train: int = 1 << 20,
+        kv_unified: bool = True,
+        adds_bos: bool = False,
+        cannot_cut: bool = False,
+        delay_s: float = 0.0,
+        outcomes: Iterable[DecodeOutcome] = (),
+        keep_passes: int | None = None,
+    ) -> None:
+        self.script = _script(script)
+        self.vocab: Vocabulary = FakeVocab(adds_bos=adds_bos)
+        self.outcomes = deque(outcomes)
+        self.poison: dict[int, float] = {}
+        self.cannot_cut = cannot_cut
+        self.delay_s = delay_s
+        self.gate = threading.Event()
+        self.gate.set()
+        self.passes: deque[tuple[BatchItem, ...]] = deque(maxlen=keep_passes)
+        self.cache: list[list[int]] = [[] for _ in range(n_parallel)]
+        self.closed = False
+        self.info = ModelInfo(
+            description="scripted model",
+            device="none (scripted)",
+            layers=0,
+            layers_offloaded=0,
+            n_ctx=n_ctx,
+            n_ctx_train=n_ctx_train,
+            n_ctx_seq=n_ctx if kv_unified else n_ctx // n_parallel,
+            n_batch=n_batch,
+            n_seq_max=n_parallel,
+            kv_bytes=0,
+            model_bytes=0,
+            chat_template=CHAT_TEMPLATE,
+        )
+        self._rows: Logits = np.empty((0, N_TOKENS), np.float32)
+
+    @classmethod
+    def from_settings(cls, settings: WorkerSettings) -> FakeBackend:
+        """The backend of `fake:SCRIPT`, or of `fake:SCRIPT:SECONDS` where each pass takes that long.
+
+        Raises:
+            ModelError: there is no such script.
+        """
+        script, _, delay = settings.model_path.removeprefix(FAKE_PREFIX).partition(":")
+        return cls(
+            script,
+            n_ctx=settings.n_ctx,
+            n_parallel=settings.n_parallel,
+            n_batch=settings.batch_tokens,
+            kv_unified=settings.kv_unified,
+            delay_s=_seconds(delay),
+            keep_passes=0,
+        )
+
+    def decode(self, items: Sequence[BatchItem]) -> DecodeOutcome:
+        """See `Backend`. Positions that do not continue the cache are a defect of the caller and fail an assertion."""
+        self._check(items)
+        self.gate.wait()
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        outcome = self.outcomes.popleft() if self.outcomes else DecodeOutcome.DONE
+        if outcome in (DecodeOutcome.ABORTED, DecodeOutcome.FAILED):
+            self.cache[items[0].seq_id] += items[0].tokens[: (len(items[0].tokens) + 1) // 2]
+            return outcome
+        if outcome is DecodeOutcome.NO_ROOM or not self._has_room(items):
+            return DecodeOutcome.NO_ROOM
+        for item in items:
+            self.cache[item.seq_id] += item.tokens
+        self.passes.append(tuple(items))
+        wanted = [self._row(item.seq_id) for item in items if item.wants_logits]
+        self._rows = np.array(wanted, np.float32).reshape(len(wanted), N_TOKENS)
+        return DecodeOutcome.DONE
+
+    def logits(self) -> Logits:
+        """See `Backend`."""
+        return self._rows
+
+    def new_sampler(self, params: SamplingParams) -> FakeSampler:
+        """See `Backend`."""
+        return FakeSampler(self, params)
+
+    def cut(self, seq_id: int, start: int) -> bool:
+        """See `Backend`."""
+        if self.cannot_cut and 0 < start < len(self.cache[seq_id]):
+            return False
+        del self.cache[seq_id][start:]
+        return True
+
+    def clear(self, seq_id: int) -> None:
+        """See `Backend`."""
+        self.cache[seq_id].clear()
+
+    def close(self) -> None:
+        """See `Backend`."""
+        self.closed = True
+
+    def _check(self, items: Sequence[BatchItem]) -> None:
+        total = sum(len(item.tokens) for item in items)
+        if not 0 < total <= self.info.n_batch:
+            raise ValueError(f"a batch of {total} tokens, where 1 to {self.info.n_batch} are possible")
+        ends: dict[int, int] = {}
+        for item in items:
+            if not 0 <= item.seq_id < self.info.n_seq_max:
+                raise ValueError(f"sequence {item.seq_id}, where there are {self.info.n_seq_max}")
+            if not item.tokens:
+                raise ValueError(f"no tokens for sequence {item.seq_id}")
+            end = ends.get(item.seq_id, len(self.cache[item.seq_id]))
+            assert item.position == end, (
+                f"sequence {item.seq_id} holds {end} tokens, the batch begins at {item.position}"
+            )
+            assert all(0 <= token < N_TOKENS for token in item.tokens), f"token out of range in {item}"
+            ends[item.seq_id] = end + len(item.tokens)
+
+    def _has_room(self, items: Sequence[BatchItem]) -> bool:
+        used = [len(tokens) for tokens in self.cache]
+        for item in items:
+            used[item.seq_id] += len(item.tokens)
+        return sum(used) <= self.info.n_ctx and max(used) <= self.info.n_ctx_seq
+
+    def _row(self, seq_id: int) -> Logits:
+        row = np.zeros(N_TOKENS, np.float32)
+        if seq_id in self.poison:
+            row[:] = self.poison.pop(seq_id)
+            return row
+        tokens = self.cache[seq_id]
+        prompt_len = prompt_length(tokens)
+        chosen, bits = self.script(tokens, prompt_len), checksum(tokens)
+        for i in range(5):
+            row[SPOKEN + ord("a") + (bits >> (5 * i)) % 26] = 8 - i / 5
+        if chosen == EOS:
+            row[echo_again(tokens, prompt_len)] = 9
+        row[chosen] = 10
+        return row
+
+
+def _script(script: str | Script) -> Script:
+    if not isinstance(script, str):
+        return script
+    if script not in SCRIPTS:
+        raise ModelError(f"there is no script {script!r}; use one of {', '.join(f'fake:{name}' for name in SCRIPTS)}")
+    return SCRIPTS[script]
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        raise ModelError(f"{text!r} is not a number of seconds; write for example fake:echo:0.05") from None

@@ -1,0 +1,265 @@
+"""Brings RQ's record of a job in line with its committed end, many jobs in one transaction.
+
+Status, result, registries, counters and dependents through RQ's own methods that take a pipeline. Callbacks and
+webhooks of RQ users run afterwards on a small pool, with a time limit that is no signal.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from redis.exceptions import RedisError, WatchError
+from rq.callbacks import execute_failure_callback, execute_stopped_callback, execute_success_callback
+from rq.job import Job, JobStatus
+from rq.queue import Queue
+from rq.rate_limit import release_slot
+from rq.registry import CanceledJobRegistry
+from rq.timeouts import TimerDeathPenalty
+from rq.utils import now, utcformat
+
+from shared.errors import from_dict
+from shared.jobs import JobStore
+from shared.names import SERIALIZER, doorbell_key, held_key
+from worker.held import HeldJob
+
+log = logging.getLogger("slotline.finaliser")
+
+Kind = Literal["completed", "failed", "cancelled", "stopped", "gone", "retry", "handed_back"]
+
+RETRY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a held job. `final` is the committed job object."""
+
+    kind: Kind
+    held: HeldJob
+    final: dict[str, Any] = field(default_factory=dict)
+    message: str = ""
+
+
+class Finaliser:
+    """Takes outcomes from any thread and records them in order."""
+
+    def __init__(self, worker: Any, store: JobStore, model: str, on_done: Callable[[str], None]) -> None:
+        self._worker = worker
+        self._store = store
+        self._connection: Any = store.client
+        self._model = model
+        self._on_done = on_done
+        self._queue: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        self._callbacks = ThreadPoolExecutor(max_workers=4, thread_name_prefix="callback")
+        self._thread = threading.Thread(target=self._run, name="finaliser")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Record what is there, let callbacks end, and end the threads."""
+        self._queue.put(None)
+        self._thread.join()
+        self._callbacks.shutdown(wait=True)
+
+    def put(self, outcome: Outcome) -> None:
+        """Queue one outcome."""
+        self._queue.put(outcome)
+
+    def _run(self) -> None:
+        going = True
+        while going:
+            batch = [self._queue.get()]
+            while not self._queue.empty():
+                batch.append(self._queue.get())
+            going = None not in batch
+            outcomes = [o for o in batch if o is not None]
+            plain = [o for o in outcomes if o.kind == "completed" and _is_plain(o.held.job)]
+            if plain:
+                self._insist(plain, self._record_completed)
+            for outcome in outcomes:
+                if outcome not in plain:
+                    self._insist([outcome], self._record_one)
+
+    def _insist(self, outcomes: list[Outcome], record: Callable[[list[Outcome]], None]) -> None:
+        """Record outcomes, however long Redis is away."""
+        while True:
+            try:
+                record(outcomes)
+                break
+            except RedisError as error:
+                log.warning("Redis did not take the end of %d jobs, trying again: %s", len(outcomes), error)
+                time.sleep(RETRY_S)
+            except Exception:
+                # The end is committed, so API and readers have it; only RQ's record lags behind.
+                log.exception("RQ's record of %s could not be written", [o.held.id for o in outcomes])
+                break
+        for outcome in outcomes:
+            self._on_done(outcome.held.id)
+            self._call_back(outcome)
+
+    # --- completed, many at once ---
+
+    def _record_completed(self, outcomes: list[Outcome]) -> None:
+        """One transaction for all, unless one of them has dependents, which RQ moves job by job."""
+        with self._connection.pipeline() as pipe:
+            pipe.watch(*(o.held.job.dependents_key for o in outcomes))
+            if pipe.exists(*(o.held.job.dependents_key for o in outcomes)):
+                pipe.unwatch()
+                for outcome in outcomes:
+                    self._record_with_dependents(outcome)
+                return
+            pipe.multi()
+            for outcome in outcomes:
+                self._complete(outcome, pipe)
+            try:
+                pipe.execute()
+            except WatchError:
+                for outcome in outcomes:
+                    self._record_with_dependents(outcome)
+
+    def _complete(self, outcome: Outcome, pipe: Any) -> None:
+        job, execution = outcome.held.job, outcome.held.execution
+        job.ended_at, job._result = now(), outcome.final
+        ttl = job.get_result_ttl(self._worker.default_result_ttl)
+        self._worker.increment_successful_job_count(pipeline=pipe)
+        self._worker.increment_total_working_time(job.ended_at - (job.started_at or job.ended_at), pipe)
+        if ttl != 0:
+            job._handle_success(
+                ttl,
+                pipeline=pipe,
+                worker_name=self._worker.name,
+                execution_id=execution.id,
+                execution_started_at=execution.created_at,
+                execution_ended_at=job.ended_at,
+            )
+        job.cleanup(ttl, pipeline=pipe, remove_from_queue=False)
+        self._let_go(outcome.held, pipe)
+
+    def _record_with_dependents(self, outcome: Outcome) -> None:
+        job, execution = outcome.held.job, outcome.held.execution
+        job.ended_at, job._result = now(), outcome.final
+        queue = self._queue_of(job)
+        self._worker.handle_job_success(job, queue, queue.started_job_registry, execution)
+        self._let_go(outcome.held, self._connection)
+
+    # --- everything else, one by one ---
+
+    def _record_one(self, outcomes: list[Outcome]) -> None:
+        (outcome,) = outcomes
+        match outcome.kind:
+            case "completed":
+                self._record_with_dependents(outcome)
+            case "failed" | "stopped":
+                self._record_failed(outcome)
+            case "cancelled":
+                self._record_cancelled(outcome)
+            case "retry":
+                self._record_retry(outcome)
+            case "handed_back":
+                self._hand_back(outcome)
+            case "gone":
+                with self._connection.pipeline() as pipe:
+                    self._let_go(outcome.held, pipe)
+                    pipe.execute()
+
+    def _record_failed(self, outcome: Outcome) -> None:
+        job, execution = outcome.held.job, outcome.held.execution
+        job.ended_at = now()
+        message = (outcome.final.get("error") or {}).get("message") or "the job was stopped on request"
+        with self._connection.pipeline() as pipe:
+            job.set_status(JobStatus.STOPPED if outcome.kind == "stopped" else JobStatus.FAILED, pipeline=pipe)
+            pipe.hset(job.key, "ended_at", utcformat(job.ended_at))
+            job._handle_failure(
+                message,
+                pipeline=pipe,
+                worker_name=self._worker.name,
+                execution_id=execution.id,
+                execution_started_at=execution.created_at,
+                execution_ended_at=job.ended_at,
+            )
+            self._worker.increment_failed_job_count(pipe)
+            self._worker.increment_total_working_time(job.ended_at - (job.started_at or job.ended_at), pipe)
+            self._let_go(outcome.held, pipe)
+            pipe.execute()
+        self._queue_of(job).enqueue_dependents(job)
+        release_slot(job)
+
+    def _record_cancelled(self, outcome: Outcome) -> None:
+        job = outcome.held.job
+        job.ended_at = now()
+        with self._connection.pipeline() as pipe:
+            job.set_status(JobStatus.CANCELED, pipeline=pipe)
+            pipe.hset(job.key, "ended_at", utcformat(job.ended_at))
+            CanceledJobRegistry(job.origin, self._connection, serializer=SERIALIZER).add(job, pipeline=pipe)
+            job.cleanup(job.result_ttl, pipeline=pipe, remove_from_queue=False)
+            self._let_go(outcome.held, pipe)
+            pipe.execute()
+        release_slot(job)
+
+    def _record_retry(self, outcome: Outcome) -> None:
+        job = outcome.held.job
+        job.ended_at = now()
+        log.warning("job %s failed and is tried again: %s", job.id, outcome.message)
+        with self._connection.pipeline() as pipe:
+            self._worker.increment_failed_job_count(pipe)
+            job.retry(self._queue_of(job), pipe)
+            pipe.hdel(job.key, "sl_exec")
+            self._let_go(outcome.held, pipe)
+            pipe.lpush(doorbell_key(self._model), "1")
+            pipe.execute()
+
+    def _hand_back(self, outcome: Outcome) -> None:
+        held = outcome.held
+        self._store.hand_back(self._worker.name, self._model, [(held.id, held.execution.id)])
+        with self._connection.pipeline() as pipe:
+            self._let_go(held, pipe)
+            pipe.execute()
+
+    def _let_go(self, held: HeldJob, pipe: Any) -> None:
+        """Take the job off the held list and its execution off RQ's registries."""
+        held.execution.delete(job=held.job, pipeline=pipe)
+        pipe.lrem(held_key(self._worker.name), 0, held.id)
+
+    def _queue_of(self, job: Job) -> Queue:
+        return Queue(job.origin, connection=self._connection, serializer=SERIALIZER)
+
+    # --- callbacks and webhooks of RQ users ---
+
+    def _call_back(self, outcome: Outcome) -> None:
+        job = outcome.held.job
+        wanted = {
+            "completed": job._success_callback_name,
+            "failed": job._failure_callback_name,
+            "stopped": job._stopped_callback_name,
+        }.get(outcome.kind)
+        if wanted or (job.webhooks and outcome.kind in ("completed", "failed")):
+            self._callbacks.submit(self._run_callback, outcome)
+
+    def _run_callback(self, outcome: Outcome) -> None:
+        """A callback that fails is logged; the job has ended all the same."""
+        job, penalty = outcome.held.job, TimerDeathPenalty
+        try:
+            if outcome.kind == "completed":
+                execute_success_callback(job, penalty, outcome.final)
+                job.send_webhooks(JobStatus.FINISHED)
+            elif outcome.kind == "failed":
+                error = from_dict(outcome.final["error"])
+                execute_failure_callback(job, penalty, type(error), error, None)
+                job.send_webhooks(JobStatus.FAILED, exc_string=error.message)
+            else:
+                execute_stopped_callback(job, penalty)
+        except Exception:
+            log.exception("a callback of job %s failed", job.id)
+
+
+def _is_plain(job: Job) -> bool:
+    """Whether RQ's success handling of the job needs nothing but the pipeline."""
+    return not job.repeats_left and not job.has_rate_limit

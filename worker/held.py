@@ -1,0 +1,70 @@
+"""The jobs a worker holds: pulled, and neither recorded as ended nor handed back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rq.executions import Execution, ExecutionRegistry
+from rq.job import Job
+
+from shared.jobs import Pulled
+from shared.names import SERIALIZER
+from shared.records import JobRecord
+from shared.settings import Settings
+
+#: RQ counts an execution as abandoned when its registration runs out, and then fails or retries the job. Ours
+#: must never run out: whether a worker lives is told by its lease.
+EXECUTION_TTL_S = 366 * 86_400
+
+
+@dataclass(slots=True, eq=False)
+class HeldJob:
+    """A job as RQ's objects, and as we read it. `stopped` is set by RQ's stop-execution command."""
+
+    record: JobRecord
+    job: Job
+    execution: Execution
+    stopped: bool = False
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.record.id
+
+
+def hold(pulled: Iterable[Pulled], connection: Any, worker: str, settings: Settings) -> list[HeldJob]:
+    """Make RQ's objects for jobs just pulled, and register their executions with RQ in one round trip."""
+    held = [_restore(p, connection, worker, settings) for p in pulled]
+    with connection.pipeline() as pipe:
+        for h in held:
+            _register(h, pipe)
+        pipe.execute()
+    return held
+
+
+def _restore(pulled: Pulled, connection: Any, worker: str, settings: Settings) -> HeldJob:
+    job = Job(pulled.record.id, connection=connection, serializer=SERIALIZER)
+    job.restore(pulled.raw)
+    # RQ's own defaults drop results after 500 s and keep failures for a year.
+    job.result_ttl = settings.result_ttl_s if job.result_ttl is None else job.result_ttl
+    job.failure_ttl = settings.failure_ttl_s if job.failure_ttl is None else job.failure_ttl
+    execution = Execution(pulled.execution, job.id, connection, worker_name=worker)
+    return HeldJob(pulled.record, job, execution)
+
+
+def _register(held: HeldJob, pipe: Any) -> None:
+    """What RQ's `Execution.create` does, for an execution whose id the pull already wrote as the fence."""
+    job, execution = held.job, held.execution
+    execution.save(ttl=EXECUTION_TTL_S, pipeline=pipe)
+    ExecutionRegistry(job.id, pipe).add(execution, ttl=EXECUTION_TTL_S, pipeline=pipe)
+    job.started_job_registry.add_execution(execution, pipeline=pipe, ttl=EXECUTION_TTL_S)
+    pipe.sadd(execution.worker_executions_key, execution.composite_key)
+
+
+def waited_s(record: JobRecord, now: float | None = None) -> float:
+    """Seconds since the job was queued."""
+    since = record.enqueued_at or record.created_at
+    return max(0.0, (now or time.time()) - since) if since else 0.0

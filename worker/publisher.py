@@ -1,0 +1,172 @@
+"""Writes what the engine says to Redis: token events in one script call a tick, and the commit of each end.
+
+A thread of its own, so that the tick never waits for Redis. While Redis is away it keeps trying with what it
+has; appending a token twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from shared.jobs import End, JobStore
+from shared.records import job_object
+from shared.stream import Append, EventId, dumps
+from worker.finaliser import Finaliser, Kind, Outcome
+from worker.held import HeldJob
+from worker.requests import Ended, Event, HandedBack, Started, Token
+
+log = logging.getLogger("slotline.publisher")
+
+RETRY_S = 0.25
+
+
+class Publisher:
+    """Takes lists of events from any thread and writes them in order."""
+
+    def __init__(
+        self, store: JobStore, held: Mapping[str, HeldJob], finaliser: Finaliser, on_lost: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._held = held
+        self._finaliser = finaliser
+        self._on_lost = on_lost
+        self._queue: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="publisher")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what is there and end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def put(self, events: list[Event]) -> None:
+        """Queue the events of one tick."""
+        self._queue.put(events)
+
+    def _run(self) -> None:
+        going = True
+        while going:
+            batch = [self._queue.get()]
+            while not self._queue.empty():
+                batch.append(self._queue.get())
+            going = None not in batch
+            events = [event for tick in batch if tick is not None for event in tick]
+            if events:
+                self._insist(events)
+
+    def _insist(self, events: list[Event]) -> None:
+        """Write the events, however long Redis is away."""
+        while True:
+            try:
+                self._append([e for e in events if isinstance(e, Started | Token)])
+                self._close([e for e in events if isinstance(e, Ended)])
+                break
+            except RedisError as error:
+                log.warning("Redis did not take %d events, trying again: %s", len(events), error)
+                time.sleep(RETRY_S)
+        for event in events:
+            if isinstance(event, HandedBack) and (held := self._held.get(event.request.id)):
+                self._finaliser.put(Outcome("handed_back", held))
+
+    def _append(self, events: list[Started | Token]) -> None:
+        if not events:
+            return
+        for job_id in self._store.stream.append([_entry(event) for event in events]):
+            self._on_lost(job_id)
+
+    def _close(self, ends: list[Ended]) -> None:
+        pairs = [(end, held) for end in ends if (held := self._held.get(end.request.id)) is not None]
+        to_commit = []
+        for end, held in pairs:
+            if end.error is not None and end.error.retryable and held.job.should_retry:
+                self._finaliser.put(Outcome("retry", held, message=end.error.message))
+            else:
+                to_commit.append((end, held, _final(end, held)))
+        self._commit(to_commit)
+
+    def _commit(self, ends: list[tuple[Ended, HeldJob, dict[str, Any]]]) -> None:
+        if not ends:
+            return
+        outcomes = self._store.commit([_end(end, held, final) for end, held, final in ends])
+        again = []
+        for (end, held, final), outcome in zip(ends, outcomes, strict=True):
+            if outcome == "cancelled":
+                again.append((end, held, _final(end, held, cancelled=True)))
+            elif outcome == "lost":
+                self._on_lost(held.id)
+            else:
+                # `ended`: an earlier try of ours, whose reply was lost, has committed it.
+                kind: Kind = "gone" if outcome == "gone" else "stopped" if held.stopped else final["status"]
+                self._finaliser.put(Outcome(kind, held, final))
+        self._commit(again)
+
+
+def _entry(event: Started | Token) -> Append:
+    request = event.request
+    if isinstance(event, Started):
+        name = "resumed" if event.resumed else "started"
+        data: dict[str, Any] = {"prompt_tokens": len(request.prompt), "tokens": len(request.generated)}
+        return Append(request.id, request.execution, f"{len(request.generated)}-*", name, dumps(data))
+    data = {"index": event.index, "text": event.text, "token": event.token}
+    return Append(request.id, request.execution, str(EventId.of_token(event.index)), "token", dumps(data))
+
+
+def _end(end: Ended, held: HeldJob, final: dict[str, Any]) -> End:
+    return End(held.id, end.request.execution, final, end.tokens, _ttl(held, final["status"]))
+
+
+def _ttl(held: HeldJob, status: str) -> int:
+    ttl = held.job.failure_ttl if status == "failed" else held.job.result_ttl
+    # RQ: 0 drops the job at once, below 0 keeps it for ever. The log must outlive its last readers either way.
+    return max(60, ttl) if ttl is not None and ttl >= 0 else 10 * 366 * 86_400
+
+
+def _final(end: Ended, held: HeldJob, cancelled: bool = False) -> dict[str, Any]:
+    """The job object of an ended job."""
+    stats, error = end.stats, end.error
+    failed = error is not None and not cancelled
+    ended_by_hand = cancelled or end.finish_reason == "cancelled"
+    status: Any = "cancelled" if ended_by_hand else "failed" if failed else "completed"
+    return job_object(
+        held.record,
+        status=status,
+        ended_at=time.time(),
+        ttl_s=_ttl(held, status),
+        text=end.text,
+        finish_reason="cancelled" if ended_by_hand else end.finish_reason,
+        usage={
+            "prompt_tokens": stats.prompt_tokens,
+            "completion_tokens": stats.generated_tokens,
+            "total_tokens": stats.prompt_tokens + stats.generated_tokens,
+            "cached_tokens": stats.cached_tokens,
+        },
+        timings=_timings(end),
+        seed=end.request.params.seed,
+        error=error.to_dict() if failed and error is not None else None,
+    )
+
+
+def _timings(end: Ended) -> dict[str, float]:
+    stats = end.stats
+    computed = max(0, stats.prompt_tokens - stats.cached_tokens)
+    return {
+        "queue_ms": round(stats.waited_s * 1000, 3),
+        "prompt_ms": round(stats.prompt_s * 1000, 3),
+        "generation_ms": round(stats.generation_s * 1000, 3),
+        "ttft_ms": round(stats.ttft_s * 1000, 3),
+        "duration_ms": round(stats.duration_s * 1000, 3),
+        "prompt_tokens_per_s": round(computed / stats.prompt_s, 3) if stats.prompt_s > 0 else 0.0,
+        "generation_tokens_per_s": round(stats.generated_tokens / stats.generation_s, 3)
+        if stats.generation_s > 0
+        else 0.0,
+    }

@@ -1,0 +1,399 @@
+"""The RQ worker that holds many jobs at once.
+
+A thin adapter: it pulls jobs into the engine and keeps lease, heartbeat and RQ's registrations up to date. The
+main thread runs `work`; signals and RQ's pub/sub commands only set flags or post to the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from redis.exceptions import RedisError
+from rq.command import parse_payload
+from rq.worker import BaseWorker
+from rq.worker.base import WorkerStatus
+
+from shared.errors import InternalError, QueueTimeout, SlotlineError
+from shared.jobs import JobStore, Pulled, request_of
+from shared.names import (
+    DEFAULT_MODEL,
+    PRIORITIES,
+    SERIALIZER,
+    doorbell_key,
+    job_key,
+    live_queues_key,
+    queue_name,
+    rq_queue_key,
+    split_queue_name,
+)
+from shared.registry import Registry, WorkerStats
+from shared.settings import WorkerSettings
+from worker.backend import SamplingParams
+from worker.engine import Engine
+from worker.finaliser import Finaliser, Outcome
+from worker.held import HeldJob, hold, waited_s
+from worker.intake import Intake
+from worker.publisher import Publisher
+from worker.requests import Ended, Event, HandedBack, Request, Stats
+from worker.telemetry import Metrics
+
+log = logging.getLogger("slotline.worker")
+
+HEARTBEAT_S = 1.0
+#: An idle worker looks this often for jobs that came without ringing the doorbell (scheduler, RQ's own enqueue).
+LOOK_S = 0.25
+
+
+class SlotWorker(BaseWorker):
+    """An RQ worker with as many executions at once as the engine has slots."""
+
+    # The prompt is nobody's business in a log.
+    log_job_description = False
+    log_result_lifespan = False
+    connection: Any
+    engine: Engine
+    #: Set when the engine gave up after repeated defects.
+    engine_failed = False
+
+    def __init__(
+        self, name: str, settings: WorkerSettings, client: Any, backend_name: str, intake: Intake, n_ctx: int
+    ) -> None:
+        self.model = settings.model_name
+        self.settings = settings
+        names = [queue_name(m, p) for p in PRIORITIES for m in (self.model, DEFAULT_MODEL)]
+        super().__init__(
+            names,
+            name=name,
+            connection=client,
+            serializer=SERIALIZER,
+            default_result_ttl=settings.result_ttl_s,
+            log_job_description=False,
+        )
+        self.store = JobStore(client, settings)
+        self.registry = Registry(client)
+        self.held: dict[str, HeldJob] = {}
+        self.intake = intake
+        self.metrics = Metrics(name)
+        self.finaliser = Finaliser(self, self.store, self.model, self._on_done)
+        self.publisher = Publisher(self.store, self.held, self.finaliser, self._on_lost)
+        self._backend_name = backend_name
+        self._n_ctx = n_ctx
+        self._queue_names = names
+        self._working: set[str] = set()
+        self._incoming: queue.SimpleQueue[list[HeldJob] | None] = queue.SimpleQueue()
+        self._wake = threading.Event()
+        self._parent_pid = os.getppid()
+        self._stop_signals = 0
+        self._next_heartbeat = 0.0
+        self._queue_depth = 0
+        self._born = time.time()
+
+    # --- life cycle ---
+
+    def run(self, engine: Engine) -> None:
+        """Work until told to stop; return with every job ended or handed back."""
+        self.engine = engine
+        self.metrics.connect(engine)
+        intake = threading.Thread(target=self._prepare_incoming, name="intake")
+        engine_thread = threading.Thread(target=self._run_engine, name="engine")
+        self.register_birth()
+        self.subscribe()
+        self._install_signal_handlers()
+        self._heartbeat()
+        for thread in (self.finaliser, self.publisher, intake, engine_thread):
+            thread.start()
+        try:
+            self._loop()
+            self._drain()
+        finally:
+            # In the order of the data: nothing new, then the engine, then what it said, then what became of it.
+            self._incoming.put(None)
+            intake.join()
+            engine.stop()
+            engine_thread.join()
+            self.publisher.stop()
+            self.finaliser.stop()
+            self._leave()
+
+    def _loop(self) -> None:
+        while not self._stop_signals:
+            try:
+                self._heartbeat_if_due()
+                self._work_once()
+            except RedisError as error:
+                log.warning("no answer from Redis, trying again: %s", error)
+                self._wake.wait(LOOK_S)
+
+    def _work_once(self) -> None:
+        room = self.settings.n_parallel - len(self._working)
+        if room <= 0:
+            self._wait(HEARTBEAT_S / 4)
+        elif not self._pull(room):
+            self.connection.blpop([doorbell_key(self.model), doorbell_key(DEFAULT_MODEL)], timeout=LOOK_S)
+
+    def _pull(self, room: int) -> bool:
+        pulled = self.store.pull(self.name, self._queue_names, room)
+        if not pulled:
+            return False
+        held = hold(pulled, self.connection, self.name, self.settings)
+        for h in held:
+            self.held[h.id] = h
+            self._working.add(h.id)
+            self.executions[h.execution.id] = h.execution
+        self._incoming.put(held)
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        self._wake.wait(seconds)
+        self._wake.clear()
+
+    def _drain(self) -> None:
+        """No new jobs; what waits goes back at once, what runs after `drain_s` or at the second signal."""
+        log.info("stopping: %d jobs may go on for %g s", len(self._working), self.settings.drain_s)
+        self.engine.hand_back(running=False)
+        deadline = time.monotonic() + self.settings.drain_s
+        handed_back = False
+        while self.held:
+            if not handed_back and (self._stop_signals > 1 or time.monotonic() > deadline):
+                log.info("handing back %d jobs", len(self._working))
+                self.engine.hand_back(running=True)
+                handed_back = True
+            try:
+                self._heartbeat_if_due()
+            except RedisError as error:
+                log.warning("no answer from Redis while stopping: %s", error)
+            self._wait(0.05)
+
+    def _leave(self) -> None:
+        try:
+            self.unsubscribe()
+            self.register_death()
+            self.registry.forget(self.name)
+            self.store.drop_lease(self.name)
+        except RedisError as error:
+            log.warning("could not sign off from Redis: %s", error)
+
+    def _run_engine(self) -> None:
+        try:
+            self.engine.run()
+        except Exception:
+            log.critical("the engine gave up; this process ends so that a fresh one can take over", exc_info=True)
+            self._stop_signals = 2
+            self.engine_failed = True
+            self.engine.tick()
+        finally:
+            self._wake.set()
+
+    # --- intake thread ---
+
+    def _prepare_incoming(self) -> None:
+        while (jobs := self._incoming.get()) is not None:
+            for held in jobs:
+                try:
+                    self.engine.submit(self._prepare(held))
+                except SlotlineError as error:
+                    self._refuse(held, error)
+                except Exception as error:
+                    log.exception("a defect while job %s was prepared", held.id)
+                    self._refuse(held, InternalError(f"{type(error).__name__}: {error}"))
+
+    def _prepare(self, held: HeldJob) -> Request:
+        record = held.record
+        waited = waited_s(record)
+        prepared = self.intake.prepare(request_of(record), seed_source=f"{record.id}:{record.created_at}")
+        limit = prepared.body.queue_timeout_s
+        if limit is not None and waited > limit and record.attempts <= 1:
+            raise QueueTimeout(f"the job waited longer than its queue_timeout_s of {limit:g} s", "queue_timeout_s")
+        if record.end is not None:
+            self.store.reopen(record.id)
+        generated = self._logged_tokens(record.id) if record.attempts > 1 else ()
+        start_by = None if limit is None or generated else time.monotonic() + limit - waited
+        return self.intake.request(
+            prepared,
+            record.id,
+            held.execution.id,
+            generated=generated,
+            waited_s=waited,
+            start_by=start_by,
+        )
+
+    def _logged_tokens(self, job_id: str) -> tuple[int, ...]:
+        return tuple(t["token"] for t in self.store.stream.tokens(job_id) if t["token"] is not None)
+
+    def _refuse(self, held: HeldJob, error: SlotlineError) -> None:
+        request = Request(held.id, held.execution.id, (), SamplingParams(), 1, waited_s=waited_s(held.record))
+        stats = Stats(0, 0, 0, request.waited_s, 0.0, 0.0, 0.0, None)
+        self.emit([Ended(request, 0, "", stats, None, error)])
+
+    # --- from other threads ---
+
+    def emit(self, events: list[Event]) -> None:
+        """Take what the engine says: pass it on and note which jobs are done here."""
+        self.publisher.put(events)
+        over = [e.request.id for e in events if isinstance(e, Ended | HandedBack)]
+        if over:
+            self._working.difference_update(over)
+            self._wake.set()
+
+    def _on_done(self, job_id: str) -> None:
+        held = self.held.pop(job_id, None)
+        if held is not None:
+            self.executions.pop(held.execution.id, None)
+        self._wake.set()
+
+    def _on_lost(self, job_id: str) -> None:
+        log.warning("job %s has another owner now; it is dropped here", job_id)
+        self.engine.drop(job_id)
+        self._working.discard(job_id)
+        self._on_done(job_id)
+
+    # --- heartbeat ---
+
+    def _heartbeat_if_due(self) -> None:
+        if time.monotonic() >= self._next_heartbeat:
+            self._heartbeat()
+
+    def _heartbeat(self) -> None:
+        self._next_heartbeat = time.monotonic() + HEARTBEAT_S
+        self.store.renew_lease(self.name, self.settings.lease_s)
+        self.registry.report(self._stats())
+        self._check_held()
+        self._follow_queues()
+        self._reclaim()
+        if self.should_run_maintenance_tasks:
+            self.run_maintenance_tasks()
+        if os.getppid() != self._parent_pid:
+            log.warning("the parent process is gone; stopping")
+            self._stop_signals = max(1, self._stop_signals)
+
+    def _check_held(self) -> None:
+        """Notice what RQ's own tools did to our jobs, and commands that were lost."""
+        jobs = list(self.held.values())
+        with self.connection.pipeline(transaction=False) as pipe:
+            state = WorkerStatus.BUSY if jobs else WorkerStatus.IDLE
+            self.set_state(state, pipeline=pipe)
+            self.heartbeat(pipeline=pipe)
+            for h in jobs:
+                pipe.hmget(job_key(h.id), "status", "sl_cancel", "sl_exec")
+            replies = pipe.execute()[-len(jobs) :] if jobs else pipe.execute() and []
+        for held, (status, cancel, execution) in zip(jobs, replies, strict=True):
+            if status is None or cancel or status in (b"canceled", b"stopped"):
+                self.engine.cancel(held.id)
+            elif execution is not None and execution.decode() != held.execution.id:
+                self._on_lost(held.id)
+
+    def _follow_queues(self) -> None:
+        """Pull from every queue that is in use, most urgent priority first, `default` queues behind our own."""
+        names = set(self.queue_names())
+        for model in (self.model, DEFAULT_MODEL):
+            names |= {n.decode() for n in self.connection.smembers(live_queues_key(model))}
+        self._queue_names = sorted(names, key=_urgency)
+        with self.connection.pipeline(transaction=False) as pipe:
+            for name in self._queue_names:
+                pipe.llen(rq_queue_key(name))
+            self._queue_depth = sum(pipe.execute())
+        self.engine.queue_depth = self._queue_depth
+
+    def _reclaim(self) -> None:
+        queued, committed = self.store.reclaim(self.name)
+        if queued:
+            log.warning("took back %d jobs of a dead worker: %s", len(queued), ", ".join(queued))
+        for job_id in committed:
+            self._record_again(job_id)
+
+    def _record_again(self, job_id: str) -> None:
+        """A dead worker committed the end of this job but did not record it with RQ."""
+        raw = self.connection.hgetall(job_key(job_id))
+        last = self.store.stream.last(job_id)
+        if b"sl_exec" not in raw or last is None or not last.is_terminal:
+            return
+        record = self.store.fetch(job_id)
+        (held,) = hold([Pulled(record, raw[b"sl_exec"].decode(), raw)], self.connection, self.name, self.settings)
+        self.held[job_id] = held
+        final = last.json()
+        self.finaliser.put(Outcome(final["status"], held, final))
+
+    def _stats(self) -> WorkerStats:
+        engine, pool = self.engine, self.engine.pool
+        active = pool.active
+        return WorkerStats(
+            worker=self.name,
+            model=self.model,
+            n_parallel=self.settings.n_parallel,
+            n_batch=engine.backend.info.n_batch,
+            n_ctx=self._n_ctx,
+            active_slots=len(active),
+            idle_slots=len(pool) - len(active),
+            prefilling_slots=sum(slot.is_prefilling for slot in active),
+            waiting_requests=len(engine.waiting),
+            queue_depth=self._queue_depth,
+            last_tick_age_s=round(engine.last_tick_age_s, 3),
+            ticks_total=engine.ticks,
+            tokens_total=engine.tokens,
+            prompt_tokens_total=engine.prompt_tokens,
+            kv_used_tokens=sum(slot.n_past for slot in pool),
+            cached_tokens=engine.cache.tokens,
+            started_at=self._born,
+            draining=bool(self._stop_signals),
+            metrics=self.metrics.render(),
+        )
+
+    # --- RQ's hooks: they set flags or post to the engine, and act on nothing themselves ---
+
+    def _set_connection(self, connection: Any) -> Any:
+        """Keep our own time limits; RQ would raise them to minutes for its long BLPOP."""
+        return connection
+
+    def _install_signal_handlers(self) -> None:
+        signal.signal(signal.SIGINT, self.request_stop)
+        signal.signal(signal.SIGTERM, self.request_stop)
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """First signal: drain. Second: hand back at once."""
+        self._stop_signals += 1
+        self._wake.set()
+
+    def request_stop_execution(self, execution_id: str) -> None:
+        """RQ's stop-execution command, on the pub/sub thread."""
+        for held in list(self.held.values()):
+            if held.execution.id == execution_id:
+                held.stopped = True
+                self.engine.cancel(held.id)
+
+    def handle_payload(self, message: dict[str, Any]) -> None:
+        """Commands of RQ and our own cancel, on the pub/sub thread."""
+        payload = parse_payload(message)
+        handlers: dict[str, Callable[[], None]] = {
+            "slotline-cancel": lambda: self.engine.cancel(payload["job_id"]),
+            "stop-execution": lambda: self.request_stop_execution(payload["execution_id"]),
+            "stop-job": lambda: self._stop_job(payload["job_id"]),
+            "shutdown": lambda: self.request_stop(signal.SIGTERM, None),
+        }
+        handler = handlers.get(payload.get("command", ""))
+        if handler is None:
+            log.warning("command %r is not for this kind of worker", payload.get("command"))
+        else:
+            handler()
+
+    def _stop_job(self, job_id: str) -> None:
+        held = self.held.get(job_id)
+        if held is not None:
+            self.request_stop_execution(held.execution.id)
+
+    def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, thread: Any) -> None:
+        """Stay subscribed whatever Redis does; RQ gives up on all but lost connections."""
+        log.warning("the command channel was interrupted, trying again: %s", exc)
+        time.sleep(HEARTBEAT_S)
+
+
+def _urgency(name: str) -> tuple[int, bool, str]:
+    model, priority = split_queue_name(name)
+    return PRIORITIES.index(priority), model == DEFAULT_MODEL, name

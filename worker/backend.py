@@ -17,6 +17,11 @@ import numpy.typing as npt
 #: float32, one row for each batch item that wants logits, one column for each token of the vocabulary.
 Logits = npt.NDArray[np.float32]
 
+#: Below this a slot has no room for any sensible request.
+MIN_TOKENS_PER_SLOT = 32
+
+_MASK_64 = 2**64 - 1
+
 
 class ModelError(Exception):
     """The model cannot be loaded as configured. The message is one line and says what to do."""
@@ -224,4 +229,14 @@ def draw_seed(seed: int, index: int) -> int:
     return bits ^ (bits >> 31)
 
 
-_MASK_64 = 2**64 - 1
+def check_context(n_ctx: int, n_parallel: int) -> None:
+    """Return if the context leaves each slot some room.
+
+    Raises:
+        ModelError: it does not.
+    """
+    if n_ctx < n_parallel * MIN_TOKENS_PER_SLOT:
+        needed = n_parallel * MIN_TOKENS_PER_SLOT
+        raise ModelError(
+            f"n_ctx {n_ctx} is too small for {n_parallel} slots; set it to {needed} or more, or lower n_parallel"
+        )

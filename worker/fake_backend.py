@@ -14,7 +14,16 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from shared.settings import FAKE_PREFIX, WorkerSettings
-from worker.backend import BatchItem, DecodeOutcome, Logits, ModelError, ModelInfo, SamplingParams, Vocabulary
+from worker.backend import (
+    BatchItem,
+    DecodeOutcome,
+    Logits,
+    ModelError,
+    ModelInfo,
+    SamplingParams,
+    Vocabulary,
+    check_context,
+)
 from worker.fake_sampler import FakeSampler
 from worker.fake_scripts import (
     CHAT_TEMPLATE,
@@ -93,8 +102,9 @@ class FakeBackend:
         """The backend of `fake:SCRIPT`, or of `fake:SCRIPT:SECONDS` where each pass takes that long.
 
         Raises:
-            ModelError: there is no such script.
+            ModelError: there is no such script, or the context is too small for the slots.
         """
+        check_context(settings.n_ctx, settings.n_parallel)
         script, _, delay = settings.model_path.removeprefix(FAKE_PREFIX).partition(":")
         return cls(
             script,

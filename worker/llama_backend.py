@@ -1,0 +1,190 @@
+"""A model run by llama.cpp, through the low-level interface of llama-cpp-python."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shared.settings import WorkerSettings
+from worker.backend import (
+    BatchItem,
+    DecodeOutcome,
+    Logits,
+    ModelError,
+    ModelInfo,
+    SamplingParams,
+    Vocabulary,
+    check_context,
+)
+from worker.llama_batch import LlamaBatch
+from worker.llama_device import device_names, unused_gpu_warning, usable_cores
+from worker.llama_native import collected_log, first_error, ll, quick, slow
+from worker.llama_sampler import LlamaSampler
+from worker.llama_vocab import LlamaVocab
+
+_OUTCOMES = {0: DecodeOutcome.DONE, 1: DecodeOutcome.NO_ROOM, 2: DecodeOutcome.ABORTED}
+
+_CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
+_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
+
+_CACHE_SIZE = re.compile(r"\b(?:KV|RS) buffer size *= *([\d.]+) MiB")
+_OFFLOADED = re.compile(r"\boffloaded (\d+)/\d+ layers")
+
+
+class LlamaBackend:
+    """The `Backend` of llama.cpp. All but `vocab` belongs to one thread.
+
+    Raises:
+        ModelError: the model cannot be loaded as configured.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        path = _checked_file(Path(settings.model_path).expanduser())
+        check_context(settings.n_ctx, settings.n_parallel)
+        self._model = self._context = None
+        with collected_log() as log:
+            self._model = ll.llama_model_load_from_file(str(path).encode(), _model_params(settings))
+            if not self._model:
+                raise ModelError(f"llama.cpp cannot load {path}: {first_error(log)}")
+            self._context = ll.llama_init_from_model(self._model, _context_params(settings))
+            if not self._context:
+                self.close()
+                raise ModelError(f"llama.cpp cannot make a context for {path}: {first_error(log)}")
+        self._vocab = LlamaVocab(ll.llama_model_get_vocab(self._model))
+        self.vocab: Vocabulary = self._vocab
+        self.info = self._describe(settings, [line for _, line in log])
+        self._batch = LlamaBatch(self.info.n_batch)
+        self._memory = ll.llama_get_memory(self._context)
+        self._decode = slow("llama_decode")
+        # On a CPU the rows are there when `llama_decode` returns; on a GPU this call waits for them.
+        self._get_logits = (slow if self.info.layers_offloaded else quick)("llama_get_logits")
+        self._synchronize = slow("llama_synchronize")
+        self._cut = quick("llama_memory_seq_rm")
+        self._rows = np.empty((0, self._vocab.n_tokens), np.float32)
+
+    def decode(self, items: Sequence[BatchItem]) -> DecodeOutcome:
+        """See `Backend`. Returns when the logits are there."""
+        self._check(items)
+        rows = self._batch.fill(items)
+        outcome = _OUTCOMES.get(self._decode(self._context, self._batch.struct), DecodeOutcome.FAILED)
+        self._rows = self._view(rows if outcome is DecodeOutcome.DONE else 0)
+        return outcome
+
+    def logits(self) -> Logits:
+        """See `Backend`."""
+        return self._rows
+
+    def new_sampler(self, params: SamplingParams) -> LlamaSampler:
+        """See `Backend`."""
+        return LlamaSampler(self.logits, self._vocab, params)
+
+    def cut(self, seq_id: int, start: int) -> bool:
+        """See `Backend`."""
+        return bool(self._cut(self._memory, seq_id, start, -1))
+
+    def clear(self, seq_id: int) -> None:
+        """See `Backend`."""
+        self._cut(self._memory, seq_id, -1, -1)
+
+    def close(self) -> None:
+        """See `Backend`."""
+        if self._context:
+            ll.llama_free(self._context)
+        if self._model:
+            ll.llama_model_free(self._model)
+        self._model = self._context = None
+
+    def _check(self, items: Sequence[BatchItem]) -> None:
+        total = sum(len(item.tokens) for item in items)
+        if not 0 < total <= self.info.n_batch:
+            raise ValueError(f"a batch of {total} tokens, where 1 to {self.info.n_batch} are possible")
+        for item in items:
+            if not 0 <= item.seq_id < self.info.n_seq_max:
+                raise ValueError(f"sequence {item.seq_id}, where there are {self.info.n_seq_max}")
+            if not item.tokens:
+                raise ValueError(f"no tokens for sequence {item.seq_id}")
+
+    def _view(self, rows: int) -> Logits:
+        if rows == 0:
+            if self.info.layers_offloaded:
+                self._synchronize(self._context)
+            return self._rows[:0]
+        return np.ctypeslib.as_array(self._get_logits(self._context), (rows, self._vocab.n_tokens))
+
+    def _describe(self, settings: WorkerSettings, log: list[str]) -> ModelInfo:
+        offloaded = max((int(m[1]) for line in log for m in _OFFLOADED.finditer(line)), default=0)
+        cache_mib = sum(float(m[1]) for line in log for m in _CACHE_SIZE.finditer(line))
+        template = ll.llama_model_chat_template(self._model, None)
+        return ModelInfo(
+            description=_description(self._model),
+            device=", ".join(device_names(gpu=offloaded > 0)) or "unknown",
+            layers=ll.llama_model_n_layer(self._model),
+            layers_offloaded=offloaded,
+            n_ctx=ll.llama_n_ctx(self._context),
+            n_ctx_train=ll.llama_model_n_ctx_train(self._model),
+            n_ctx_seq=ll.llama_n_ctx_seq(self._context),
+            n_batch=ll.llama_n_batch(self._context),
+            n_seq_max=ll.llama_n_seq_max(self._context),
+            kv_bytes=round(cache_mib * 2**20),
+            model_bytes=ll.llama_model_size(self._model),
+            chat_template=template.decode(errors="replace") if template else None,
+            warning=unused_gpu_warning(settings.n_gpu_layers),
+        )
+
+
+def _checked_file(path: Path) -> Path:
+    if not path.exists():
+        raise ModelError(f"the model file {path} does not exist; set model_path to a GGUF file, or to fake:echo")
+    if not path.is_file():
+        raise ModelError(f"{path} is not a file; set model_path to the GGUF file itself")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"the model file {path} cannot be read: {error.strerror}") from None
+    if magic != b"GGUF":
+        raise ModelError(f"{path} is not a GGUF file; convert the model to GGUF, or download it again")
+    return path
+
+
+def _model_params(settings: WorkerSettings) -> Any:
+    params = ll.llama_model_default_params()
+    params.n_gpu_layers = settings.n_gpu_layers
+    params.split_mode = _SPLIT_MODES[settings.split_mode]
+    params.main_gpu = settings.main_gpu
+    if settings.tensor_split:
+        shares = [float(share) for share in settings.tensor_split.split(",")]
+        if len(shares) > ll.LLAMA_MAX_DEVICES:
+            raise ModelError(f"tensor_split names {len(shares)} devices, and there can be {ll.LLAMA_MAX_DEVICES}")
+        params.tensor_split = (ctypes.c_float * ll.LLAMA_MAX_DEVICES)(*shares)
+    if settings.use_mlock:
+        params.load_mode = ll.LLAMA_LOAD_MODE_MMAP_MLOCK
+    return params
+
+
+def _context_params(settings: WorkerSettings) -> Any:
+    params = ll.llama_context_default_params()
+    params.n_ctx = settings.n_ctx
+    params.n_batch = settings.batch_tokens
+    params.n_ubatch = min(settings.n_ubatch, settings.batch_tokens)
+    params.n_seq_max = settings.n_parallel
+    params.kv_unified = settings.kv_unified
+    params.n_threads = params.n_threads_batch = settings.threads or usable_cores()
+    params.type_k = _CACHE_TYPES[settings.cache_type_k]
+    params.type_v = _CACHE_TYPES[settings.cache_type_v]
+    params.flash_attn_type = _FLASH_ATTN[settings.flash_attn]
+    params.offload_kqv = True
+    params.no_perf = True
+    return params
+
+
+def _description(model: Any) -> str:
+    buffer = ctypes.create_string_buffer(128)
+    ll.llama_model_desc(model, buffer, 128)
+    return buffer.value.decode(errors="replace")

@@ -1,0 +1,81 @@
+"""The vocabulary of a model of llama.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from worker.grammar import compile_grammar
+from worker.llama_native import ll, quick
+
+_tokenize = quick("llama_tokenize")
+_to_piece = quick("llama_token_to_piece")
+_sampler_free = quick("llama_sampler_free")
+
+_CONTROL_ATTRS = ll.LLAMA_TOKEN_ATTR_CONTROL | ll.LLAMA_TOKEN_ATTR_UNKNOWN
+
+
+class LlamaVocab:
+    """The `Vocabulary` of a loaded model; it must not be used after the model is freed.
+
+    llama.cpp's vocabulary is not changed by any call, so every method may be called from any thread.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.n_tokens = int(ll.llama_vocab_n_tokens(handle))
+        self.bos: int | None = _token_or_none(ll.llama_vocab_bos(handle))
+        self.adds_bos = bool(ll.llama_vocab_get_add_bos(handle))
+        is_eog = quick("llama_vocab_is_eog")
+        self.eog = frozenset(token for token in range(self.n_tokens) if is_eog(handle, token))
+        self._pieces: list[bytes | None] = [None] * self.n_tokens
+        self._control = frozenset(token for token in range(self.n_tokens) if self._is_control(token))
+        self._control_texts = frozenset(map(self.token_text, self._control))
+
+    def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
+        """See `Vocabulary`. A lone surrogate, which has no UTF-8, becomes U+FFFD."""
+        data = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+        room = len(data) + 2
+        tokens = (ll.llama_token * room)()
+        count = _tokenize(self.handle, data, len(data), tokens, room, False, parse_special)
+        if count < 0:
+            tokens = (ll.llama_token * -count)()
+            count = _tokenize(self.handle, data, len(data), tokens, -count, False, parse_special)
+        return tokens[:count]  # type: ignore[no-any-return]
+
+    def piece(self, token: int) -> bytes:
+        """See `Vocabulary`."""
+        piece = self._pieces[token]
+        if piece is None:
+            piece = self._pieces[token] = b"" if token in self._control else self._spell(token)
+        return piece
+
+    def token_text(self, token: int) -> str:
+        """See `Vocabulary`."""
+        return self._spell(token).decode(errors="replace")
+
+    def control_texts(self) -> frozenset[str]:
+        """See `Vocabulary`."""
+        return self._control_texts
+
+    def check_grammar(self, grammar: str, root: str) -> None:
+        """See `Vocabulary`."""
+        _sampler_free(compile_grammar(self.handle, grammar, root))
+
+    def _spell(self, token: int) -> bytes:
+        buffer = ctypes.create_string_buffer(64)
+        size = _to_piece(self.handle, token, buffer, 64, 0, True)
+        if size < 0:
+            buffer = ctypes.create_string_buffer(-size)
+            size = _to_piece(self.handle, token, buffer, -size, 0, True)
+        return buffer.raw[:size]
+
+    def _is_control(self, token: int) -> bool:
+        return bool(_attributes(self.handle, token) & _CONTROL_ATTRS)
+
+
+_attributes = quick("llama_vocab_get_attr")
+
+
+def _token_or_none(token: int) -> int | None:
+    return int(token) if token >= 0 else None

@@ -20,7 +20,7 @@ class FakeSampler:
 
     def __init__(self, backend: FakeBackend, params: SamplingParams) -> None:
         self._backend = backend
-        self._chooser = TokenChooser(params, backend.vocab.eog)
+        self._chooser = TokenChooser(params, backend.vocab.eog if params.ignore_eos else ())
         self._grammar = parse_grammar(params.grammar, params.grammar_root) if params.grammar is not None else None
         self._accepted = 0
         self.closed = False
@@ -31,10 +31,10 @@ class FakeSampler:
         Raises:
             BadLogits: the row holds no finite logit, or one that is not a number.
         """
-        logits = self._backend.logits()[row]
+        logits = self._chooser.adjust(self._backend.logits()[row])
         if not np.isfinite(logits.max()):
-            raise BadLogits("the model computed no finite logit")
-        token = self._next_of_grammar() if self._grammar else self._chooser.choose(self._chooser.adjust(logits), index)
+            raise BadLogits("the model computed no finite logit for this job")
+        token = self._next_of_grammar() if self._grammar else self._chooser.choose(logits, index)
         if token is not None:
             self.accept(token)
         return token

@@ -55,7 +55,7 @@ class Finaliser:
         self._connection: Any = store.client
         self._model = model
         self._on_done = on_done
-        self._queue: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[Outcome] | None] = queue.SimpleQueue()
         self._callbacks = ThreadPoolExecutor(max_workers=4, thread_name_prefix="callback")
         self._thread = threading.Thread(target=self._run, name="finaliser")
 
@@ -69,9 +69,9 @@ class Finaliser:
         self._thread.join()
         self._callbacks.shutdown(wait=True)
 
-    def put(self, outcome: Outcome) -> None:
-        """Queue one outcome."""
-        self._queue.put(outcome)
+    def put(self, *outcomes: Outcome) -> None:
+        """Queue outcomes that belong together."""
+        self._queue.put(list(outcomes))
 
     def _run(self) -> None:
         going = True
@@ -80,13 +80,19 @@ class Finaliser:
             while not self._queue.empty():
                 batch.append(self._queue.get())
             going = None not in batch
-            outcomes = [o for o in batch if o is not None]
-            plain = [o for o in outcomes if o.kind == "completed" and _is_plain(o.held.job)]
-            if plain:
-                self._insist(plain, self._record_completed)
-            for outcome in outcomes:
-                if outcome not in plain:
-                    self._insist([outcome], self._record_one)
+            self._record([o for outcomes in batch if outcomes is not None for o in outcomes])
+
+    def _record(self, outcomes: list[Outcome]) -> None:
+        """Many at once where RQ's methods allow it, the others one by one, in order."""
+        plain = [o for o in outcomes if o.kind == "completed" and _is_plain(o.held.job)]
+        handed_back = [o for o in outcomes if o.kind == "handed_back"]
+        if plain:
+            self._insist(plain, self._record_completed)
+        if handed_back:
+            self._insist(handed_back, self._hand_back)
+        for outcome in outcomes:
+            if outcome not in plain and outcome not in handed_back:
+                self._insist([outcome], self._record_one)
 
     def _insist(self, outcomes: list[Outcome], record: Callable[[list[Outcome]], None]) -> None:
         """Record outcomes, however long Redis is away."""
@@ -163,9 +169,7 @@ class Finaliser:
                 self._record_cancelled(outcome)
             case "retry":
                 self._record_retry(outcome)
-            case "handed_back":
-                self._hand_back(outcome)
-            case "gone":
+            case _:
                 with self._connection.pipeline() as pipe:
                     self._let_go(outcome.held, pipe)
                     pipe.execute()
@@ -216,11 +220,13 @@ class Finaliser:
             pipe.lpush(doorbell_key(self._model), "1")
             pipe.execute()
 
-    def _hand_back(self, outcome: Outcome) -> None:
-        held = outcome.held
-        self._store.hand_back(self._worker.name, self._model, [(held.id, held.execution.id)])
+    def _hand_back(self, outcomes: list[Outcome]) -> None:
+        """Together, so that they keep their order at the front of the queue."""
+        jobs = [(o.held.id, o.held.execution.id) for o in outcomes]
+        self._store.hand_back(self._worker.name, self._model, jobs)
         with self._connection.pipeline() as pipe:
-            self._let_go(held, pipe)
+            for outcome in outcomes:
+                self._let_go(outcome.held, pipe)
             pipe.execute()
 
     def _let_go(self, held: HeldJob, pipe: Any) -> None:

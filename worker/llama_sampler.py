@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shared.errors import BadLogits, GrammarDeadEnd
+from shared.errors import BadLogits, GrammarDeadEnd, InvalidGrammar
 from worker.backend import Logits, SamplingParams
 from worker.grammar import compile_grammar
-from worker.llama_native import ll, quick
+from worker.llama_native import ll, quick, slow
 from worker.llama_vocab import LlamaVocab
 from worker.token_choice import Row, TokenChooser
 
 _accept = quick("llama_sampler_accept")
 _apply = quick("llama_sampler_apply")
+_apply_to_many = slow("llama_sampler_apply")
 _free = quick("llama_sampler_free")
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
-#: A refused token is first replaced from those this close to the best; the whole vocabulary costs 20 times as much.
-_NEAR = 12.0
+#: Where the grammar refuses the best token, tokens this much less likely than the best allowed one are left out
+#: (a natural logarithm: 6 in a million). To test all of a vocabulary takes 7 ms, those near the best much less.
+_REACH = 12.0
+
+#: CPU time one token may take in the grammar. What takes so long doubles with each character.
+_MAX_STEP_S = 1.0
 
 
 class LlamaSampler:
@@ -33,23 +39,27 @@ class LlamaSampler:
         self._logits = logits
         self._params = params
         self._eog = sorted(vocab.eog)
-        self._chooser = TokenChooser(params, vocab.eog)
         self._grammar = Grammar(vocab, params.grammar, params.grammar_root) if params.grammar is not None else None
+        forbidden = vocab.eog if params.ignore_eos else frozenset()
+        if self._grammar is not None and not self._grammar.names_tokens:
+            # For llama.cpp a control token is its text, but that text never becomes part of an answer.
+            forbidden |= vocab.control - vocab.eog
+        self._chooser = TokenChooser(params, forbidden)
 
     def sample(self, row: int, index: int) -> int | None:
         """See `TokenSampler`.
 
         Raises:
             BadLogits: the row holds no finite logit, or one that is not a number.
+            InvalidGrammar: the grammar takes too long.
         """
-        logits = self._logits()[row]
+        logits = self._chooser.adjust(self._logits()[row])
         if not np.isfinite(logits.max()):
             raise BadLogits("the model computed no finite logit for this job")
-        logits = self._chooser.adjust(logits)
-        best = self._chooser.choose(logits, index)
-        token = best if self._allows(best) else self._choose_allowed(logits, index)
-        if token is not None:
-            self.accept(token)
+        if self._grammar is not None:
+            return self._sample_in(self._grammar, logits, index)
+        token = self._chooser.choose(logits, index)
+        self._chooser.accept(token)
         return token
 
     def accept(self, token: int) -> None:
@@ -67,26 +77,38 @@ class LlamaSampler:
         if self._grammar is not None:
             self._grammar.close()
 
-    def _allows(self, token: int) -> bool:
-        return self._grammar is None or self._grammar.allows(token)
+    def _sample_in(self, grammar: Grammar, logits: Row, index: int) -> int | None:
+        began = time.thread_time()
+        best = self._chooser.choose(logits, index)
+        token = best if grammar.allows(best) else self._choose_allowed(grammar, logits, index)
+        if token is not None:
+            self.accept(token)
+        if time.thread_time() - began > _MAX_STEP_S:
+            raise InvalidGrammar("the grammar can be read in too many ways: one token took over a second", "grammar")
+        return token
 
-    def _choose_allowed(self, logits: Row, index: int) -> int | None:
+    def _choose_allowed(self, grammar: Grammar, logits: Row, index: int) -> int | None:
         """The same draw from what the grammar allows; None if that is only the end."""
-        grammar = self._grammar
-        assert grammar is not None
-        wanted = 1 if self._params.temperature == 0 else self._params.top_k
-        near = np.flatnonzero(logits >= logits.max() - _NEAR)
-        allowed = near[grammar.mask(near)]
-        if not 0 < wanted <= len(allowed):
-            everything = np.arange(len(logits))
-            allowed = everything[grammar.mask(everything)]
+        masked = self._masked(grammar, logits)
+        if np.isfinite(np.delete(masked, self._eog).max()):
+            return self._chooser.choose(masked, index)
+        if any(map(grammar.allows, self._eog[:1])):
+            return None
+        raise GrammarDeadEnd("the grammar allows no token of the vocabulary here")
+
+    def _masked(self, grammar: Grammar, logits: Row) -> Row:
+        """The row with -inf for what the grammar refuses."""
+        reach = _REACH * max(1.0, self._params.temperature)
+        floor = logits.max() - reach
+        allowed = grammar.allowed(np.flatnonzero(logits >= floor))
+        # Then down to the same reach below the best that is allowed, or through all tokens if none is.
+        lower = logits[allowed].max() - reach if len(allowed) else -np.inf
+        if lower < floor:
+            rest = np.flatnonzero((logits < floor) & (logits >= lower))
+            allowed = np.concatenate((allowed, grammar.allowed(rest)))
         masked = np.full_like(logits, -np.inf)
         masked[allowed] = logits[allowed]
-        if not np.isfinite(np.delete(masked, self._eog).max()):
-            if grammar.allows(self._eog[0]):
-                return None
-            raise GrammarDeadEnd("the grammar allows no token of the vocabulary here")
-        return self._chooser.choose(masked, index)
+        return masked
 
 
 class Grammar:
@@ -94,7 +116,7 @@ class Grammar:
 
     def __init__(self, vocab: LlamaVocab, grammar: str, root: str) -> None:
         self._n_tokens = vocab.n_tokens
-        self._sampler = compile_grammar(vocab.handle, grammar, root)
+        self._sampler, self.names_tokens = compile_grammar(vocab, grammar, root)
         self._one, self._one_array = _candidates(1)
 
     def allows(self, token: int) -> bool:
@@ -103,13 +125,13 @@ class Grammar:
         _apply(self._sampler, self._one_array)
         return bool(np.isfinite(self._one[0]["logit"]))
 
-    def mask(self, tokens: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-        """Which of the tokens may come next."""
+    def allowed(self, tokens: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Those of the tokens that may come next."""
         data, array = _candidates(len(tokens))
         data["id"] = tokens
-        _apply(self._sampler, array)
-        # llama.cpp keeps the order of the candidates.
-        allowed: npt.NDArray[np.bool_] = np.isfinite(data["logit"])
+        _apply_to_many(self._sampler, array)
+        # llama.cpp leaves the candidates in their order.
+        allowed: npt.NDArray[np.intp] = tokens[np.isfinite(data["logit"])]
         return allowed
 
     def accept(self, token: int) -> None:

@@ -19,6 +19,9 @@ class LlamaVocab:
     """The `Vocabulary` of a loaded model; it must not be used after the model is freed.
 
     llama.cpp's vocabulary is not changed by any call, so every method may be called from any thread.
+
+    Attributes:
+        control: the control tokens, whose text is never part of an answer.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -29,8 +32,8 @@ class LlamaVocab:
         is_eog = quick("llama_vocab_is_eog")
         self.eog = frozenset(token for token in range(self.n_tokens) if is_eog(handle, token))
         self._pieces: list[bytes | None] = [None] * self.n_tokens
-        self._control = frozenset(token for token in range(self.n_tokens) if self._is_control(token))
-        self._control_texts = frozenset(map(self.token_text, self._control))
+        self.control = frozenset(token for token in range(self.n_tokens) if self._is_control(token))
+        self._control_texts = frozenset(map(self.token_text, self.control))
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """See `Vocabulary`. A lone surrogate, which has no UTF-8, becomes U+FFFD."""
@@ -47,7 +50,7 @@ class LlamaVocab:
         """See `Vocabulary`."""
         piece = self._pieces[token]
         if piece is None:
-            piece = self._pieces[token] = b"" if token in self._control else self._spell(token)
+            piece = self._pieces[token] = b"" if token in self.control else self._spell(token)
         return piece
 
     def token_text(self, token: int) -> str:
@@ -60,7 +63,7 @@ class LlamaVocab:
 
     def check_grammar(self, grammar: str, root: str) -> None:
         """See `Vocabulary`."""
-        _sampler_free(compile_grammar(self.handle, grammar, root))
+        _sampler_free(compile_grammar(self, grammar, root).sampler)
 
     def _spell(self, token: int) -> bytes:
         buffer = ctypes.create_string_buffer(64)

@@ -74,9 +74,9 @@ class Publisher:
             except RedisError as error:
                 log.warning("Redis did not take %d events, trying again: %s", len(events), error)
                 time.sleep(RETRY_S)
-        for event in events:
-            if isinstance(event, HandedBack) and (held := self._held.get(event.request.id)):
-                self._finaliser.put(Outcome("handed_back", held))
+        back = [self._held.get(e.request.id) for e in events if isinstance(e, HandedBack)]
+        if back:
+            self._finaliser.put(*(Outcome("handed_back", held) for held in back if held is not None))
 
     def _append(self, events: list[Started | Token]) -> None:
         if not events:

@@ -8,6 +8,7 @@ and takes 64 bits of seed.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from worker.backend import SamplingParams, draw_seed
 PENALTY_WINDOW_TOKENS = 64
 
 _MIN_TEMPERATURE = 1e-6
+_MAX_MARGIN = 1e4
 
 Row = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.floating]
@@ -27,13 +29,13 @@ Ids = npt.NDArray[np.intp]
 class TokenChooser:
     """Chooses the tokens of one request. Where all is equal, the token with the smaller id comes first."""
 
-    def __init__(self, params: SamplingParams, eog: frozenset[int]) -> None:
+    def __init__(self, params: SamplingParams, forbidden: Iterable[int] = ()) -> None:
         self._params = params
         self._recent: deque[int] = deque(maxlen=PENALTY_WINDOW_TOKENS)
         self._bias_ids = [token for token, _ in params.logit_bias]
         self._bias = np.array([bias for _, bias in params.logit_bias], np.float32)
-        self._forbidden = sorted(eog) if params.ignore_eos else []
-        self._changes_row = bool(params.logit_bias or params.ignore_eos or params.has_penalties)
+        self._forbidden = sorted(forbidden)
+        self._changes_row = bool(params.logit_bias or self._forbidden or params.has_penalties)
         self._margin = 4.0
 
     def accept(self, token: int) -> None:
@@ -41,7 +43,7 @@ class TokenChooser:
         self._recent.append(token)
 
     def adjust(self, row: Row) -> Row:
-        """The row with bias, forbidden ends and penalties: a copy, or the row itself if nothing changes."""
+        """The row with bias and penalties, and -inf for what is forbidden: a copy, or the row itself if all stays."""
         if not self._changes_row:
             return row
         row = row.copy()
@@ -56,31 +58,34 @@ class TokenChooser:
         params = self._params
         if params.temperature == 0:
             return int(row.argmax())
-        ids, logits = self.largest(row, params.top_k) if params.top_k > 0 else _plausible(row, params)
-        logits = logits[: _nucleus(logits, params)] if params.top_p < 1 else logits
+        if params.top_k > 0:
+            ids, logits = self._top_k(row)
+        elif params.top_p < 1:
+            ids, logits = _top_p(row, params.top_p)
+        else:
+            ids = np.flatnonzero(row >= np.finfo(np.float32).min)
+            logits = row[ids]
         scaled = (logits - logits.max()) / max(params.temperature, _MIN_TEMPERATURE)
         weights = np.exp(scaled, dtype=np.float64)
         if params.min_p > 0:
             weights[logits < logits.max() + np.log(params.min_p)] = 0
         return int(ids[_draw(weights, draw_seed(params.seed, index))])
 
-    def largest(self, row: Row, k: int) -> tuple[Ids, Row]:
-        """The k most likely tokens and their logits, sorted; fewer where fewer are possible.
+    def _top_k(self, row: Row) -> tuple[Ids, Row]:
+        """The top-k tokens and their logits, sorted, cut after top-p of their probability.
 
-        Instead of sorting the vocabulary it sorts what lies within a margin of the largest logit; the margin follows
+        Instead of sorting the vocabulary it sorts what lies within a margin of the largest logit. The margin follows
         from row to row what the model does and has no influence on the result.
         """
-        k = min(k, len(row))
-        top = row.max()
+        k, top = min(self._params.top_k, len(row)), row.max()
         ids = np.flatnonzero(row >= top - self._margin)
-        while len(ids) < k and self._margin < 1e4:
+        while len(ids) < k and self._margin < _MAX_MARGIN:
             self._margin *= 1.5
             ids = np.flatnonzero(row >= top - self._margin)
         if len(ids) > 8 * k:
             self._margin *= 0.9
-        logits = row[ids]
-        order = np.argsort(-logits, kind="stable")[:k]
-        return ids[order], logits[order]
+        ids, logits = _sorted(row, ids)
+        return _nucleus(ids[:k], logits[:k], self._params.top_p)
 
     def _penalise(self, row: Row) -> None:
         params, counts = self._params, Counter(self._recent)
@@ -91,21 +96,38 @@ class TokenChooser:
         row[ids] = logits - times * params.frequency_penalty - params.presence_penalty
 
 
-def _plausible(row: Row, params: SamplingParams) -> tuple[Ids, Row]:
-    """Every token that can be drawn, sorted where top-p will ask for it."""
-    floor = np.log(params.min_p) if params.min_p > 0 and params.top_p == 1 else -np.inf
-    ids = np.flatnonzero(row >= max(row.max() + floor, np.finfo(np.float32).min))
-    logits = row[ids]
-    if params.top_p == 1:
+def _top_p(row: Row, top_p: float) -> tuple[Ids, Row]:
+    """The tokens that make up `top_p` of all probability, sorted."""
+    weights = np.exp(row - row.max())
+    enough = top_p * weights.sum(dtype=np.float64)
+    # To sort the whole vocabulary takes milliseconds; the likely tokens are few and often enough.
+    for least in (1e-3, 1e-5, 0.0):
+        ids = np.flatnonzero(weights > least)
+        if weights[ids].sum(dtype=np.float64) >= enough:
+            break
+    ids, logits = _sorted(row, ids)
+    return _until(ids, logits, enough)
+
+
+def _nucleus(ids: Ids, logits: Row, top_p: float) -> tuple[Ids, Row]:
+    """Of sorted tokens those that make up `top_p` of their probability."""
+    if top_p == 1:
         return ids, logits
+    return _until(ids, logits, top_p * np.exp(logits - logits[0]).sum(dtype=np.float64))
+
+
+def _until(ids: Ids, logits: Row, enough: float) -> tuple[Ids, Row]:
+    """The first tokens up to the one with which their weights reach `enough`."""
+    sums = np.exp(logits - logits[0]).cumsum(dtype=np.float64)
+    size = int(np.searchsorted(sums, enough)) + 1
+    return ids[:size], logits[:size]
+
+
+def _sorted(row: Row, ids: Ids) -> tuple[Ids, Row]:
+    """The tokens by falling logit; of equal ones the smaller first."""
+    logits = row[ids]
     order = np.argsort(-logits, kind="stable")
     return ids[order], logits[order]
-
-
-def _nucleus(logits: Row, params: SamplingParams) -> int:
-    """How many of the sorted tokens make up `top_p` of the probability; the one that reaches it belongs to them."""
-    sums = np.exp(logits - logits[0], dtype=np.float64).cumsum()
-    return int(np.searchsorted(sums, params.top_p * sums[-1])) + 1
 
 
 def _draw(weights: npt.NDArray[np.float64], bits: int) -> int:

@@ -1,0 +1,68 @@
+"""Workers as real processes against the test run's Valkey."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from rq import Queue
+
+from shared.jobs import JobStore
+from shared.names import SERIALIZER, queue_name
+from shared.schemas import JobRequest
+from tests.processes import WorkerProcess, eventually
+
+StartWorker = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def start_worker(client: redis.Redis, valkey: str, tmp_path: Path) -> Iterator[StartWorker]:
+    """Start workers that are stopped after the test."""
+    started: list[WorkerProcess] = []
+
+    def start(**settings: Any) -> WorkerProcess:
+        started.append(WorkerProcess(client, valkey, tmp_path, **settings))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.stop()
+
+
+@pytest.fixture
+def queue(client: redis.Redis) -> Queue:
+    """The queue an RQ user would enqueue on."""
+    return Queue(queue_name("fake-echo", "normal"), connection=client, serializer=SERIALIZER)
+
+
+class Jobs:
+    """Submits to the scripted model and waits for what becomes of it."""
+
+    def __init__(self, store: JobStore, model: str) -> None:
+        self.store = store
+        self.model = model
+
+    def submit(self, prompt: str = "hello", **fields: Any) -> str:
+        return self.store.submit(JobRequest(prompt=prompt, **{"temperature": 0, **fields}), self.model).job_id
+
+    def status(self, job_id: str) -> str:
+        return str(self.store.view(job_id)["status"])
+
+    def until(self, job_id: str, *statuses: str) -> dict[str, Any]:
+        eventually(lambda: self.status(job_id) in statuses, f"job {job_id} becomes {statuses}")
+        return self.store.view(job_id)
+
+    def until_recorded(self, job_id: str, *rq_statuses: str) -> None:
+        """Wait for RQ's own record, which follows the commit."""
+        eventually(lambda: self.store.fetch(job_id).rq_status in rq_statuses, f"RQ calls {job_id} {rq_statuses}")
+
+    def until_tokens(self, job_id: str, count: int = 1) -> None:
+        eventually(lambda: len(self.store.stream.tokens(job_id)) >= count, f"job {job_id} has {count} tokens")
+
+
+@pytest.fixture
+def jobs(store: JobStore) -> Jobs:
+    return Jobs(store, "fake-echo")

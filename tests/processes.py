@@ -33,7 +33,7 @@ class WorkerProcess:
     def __init__(self, client: redis.Redis, redis_url: str, folder: Path, model: str = "fake:echo", **settings: Any):
         self._registry = Registry(client)
         self.log_path = folder / f"worker-{time.monotonic_ns()}.log"
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+        flags = [_flag(name.replace("_", "-"), value) for name, value in settings.items()]
         known = {stats.worker for stats in self._registry.workers()}
         command = [sys.executable, "-P", "-m", "slotline", "worker", f"--model={model}", *flags]
         with self.log_path.open("wb") as log:
@@ -89,6 +89,12 @@ class WorkerProcess:
                 self.kill()
                 raise AssertionError(f"the worker did not stop: {self.log()}") from None
         return self.process.returncode
+
+
+def _flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"
 
 
 def _alive(pid: int) -> bool:

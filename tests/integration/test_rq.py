@@ -99,7 +99,7 @@ def test_rqs_own_worker_listing_reads_our_executions(
     start_worker: StartWorker, jobs: Jobs, client: redis.Redis
 ) -> None:
     worker = start_worker(**SLOW, n_parallel=3)
-    ids = {jobs.submit(f"job {i}", max_tokens=3000) for i in range(3)}
+    ids = {jobs.submit(f"job {i}", max_tokens=2000) for i in range(3)}
     for job_id in ids:
         jobs.until_tokens(job_id)
     (seen,) = BaseWorker.all(connection=client, serializer=SERIALIZER)

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-zA-Z0-9-]+")
 _LITERAL = re.compile(rf'"((?:{_ESCAPE}|[^"\\])*)"')
 _CLASS = re.compile(rf"\[\^?+((?:{_ESCAPE}|[^\]\\])+)\]")
 _TOKEN = re.compile(r"!?(<[^>]*>)")
-_COUNTS = re.compile(r"\{\s*(\d{1,9})\s*(?:(,)\s*(\d{1,9})?\s*)?\}")
+_COUNTS = re.compile(r"\{[ \t]*(\d{1,9})[ \t]*(?:(,)[ \t]*(\d{1,9})?[ \t]*)?\}")
 
 
 class GrammarSyntaxError(Exception):
@@ -105,9 +105,11 @@ class _Parser:
         items: list[Item] = []
         while (item := self._item()) is not None:
             self._skip(space)
-            while (counts := self._repetition()) is not None:
+            if (counts := self._repetition()) is not None:
                 item = self._repeated(item, *counts)
                 self._skip(space)
+                if self._repetition() is not None:
+                    raise self._error("there are two repetitions in a row; put the first in parentheses")
             items.append(item)
         return items
 
@@ -168,11 +170,7 @@ class _Parser:
         if self._rules_inside >= MAX_REPEATED_RULES:
             raise self._error("the repetition is too long for what it repeats; shorten one of them")
         self._made_rules += 1 if most is None else most - least
-        if (item.least, item.most) == (1, 1):
-            return Item(item.rule, item.size, least, most)
-        name = self._new_name()
-        self._rules[name].append([item])
-        return Item(name, item.size * (item.most or item.least + 1), least, most)
+        return Item(item.rule, item.size, least, most)
 
     def _new_name(self) -> str:
         name = f"({len(self._rules)}"

@@ -104,8 +104,14 @@ def _check_size(rules: Rules) -> None:
 
 
 def _check_repetitions(rules: Rules, empty: set[str]) -> None:
-    if any(i.rule in empty and (i.most or i.least) > MAX_EMPTY_COPIES for i in _items(rules)):
-        raise GrammarSyntaxError(f"it repeats up to n times, with n above {MAX_EMPTY_COPIES}, what can be empty")
+    for item in _items(rules):
+        if item.rule not in empty:
+            continue
+        if item.most is not None and item.most > MAX_EMPTY_COPIES:
+            raise GrammarSyntaxError(f"what can be empty may not be repeated more than {MAX_EMPTY_COPIES} times")
+        # llama.cpp takes this for left recursion.
+        if item.most is None and any(all(i.size == 0 for i in s) for s in rules.rules[item.rule]):
+            raise GrammarSyntaxError("what can be empty may not be repeated without end")
 
 
 def _check_beginnings(rules: Rules, empty: set[str]) -> None:

@@ -324,6 +324,7 @@ class SlotWorker(BaseWorker):
     def _stats(self) -> WorkerStats:
         engine, pool = self.engine, self.engine.pool
         active = pool.active
+        self.metrics.show(len(active), self._queue_depth + len(engine.waiting))
         return WorkerStats(
             worker=self.name,
             model=self.model,

@@ -13,7 +13,7 @@ from blinker import Namespace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 # A gauge with the time of creation beside every counter helps nobody here.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _signals = Namespace()
 tick = _signals.signal("tick")
@@ -90,6 +90,11 @@ class Metrics:
         """Count what this engine signals. The engine's signals are forgotten with this object."""
         tick.connect(self._on_tick, sender=engine)
         request_done.connect(self._on_request_done, sender=engine)
+
+    def show(self, active_slots: int, queue_depth: int) -> None:
+        """Set the gauges, which no pass brings up to date while the engine is idle."""
+        self._active.set(active_slots)
+        self._depth.set(queue_depth)
 
     def render(self) -> str:
         """All metrics as Prometheus text."""

@@ -1,0 +1,193 @@
+"""Publisher and finaliser together, on a real server: what the engine says becomes log, channel and RQ's record."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import ConnectionError
+from rq.job import Job
+from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
+from rq.worker import SimpleWorker
+
+from shared.errors import DecodeFailed, GrammarDeadEnd
+from shared.jobs import JobStore
+from shared.names import SERIALIZER, events_key, held_key, queue_name
+from shared.schemas import JobObject, JobRequest
+from shared.settings import Settings
+from worker.backend import SamplingParams
+from worker.finaliser import Finaliser
+from worker.held import HeldJob, hold
+from worker.publisher import Publisher
+from worker.requests import Ended, HandedBack, Request, Started, Stats, Token
+
+QUEUE = queue_name("m", "normal")
+STATS = Stats(3, 2, 1, 0.5, 0.1, 0.2, 0.1, 0)
+
+
+class Pipeline:
+    """A worker's threads from the engine's outbox to RQ's record, without an engine."""
+
+    def __init__(self, store: JobStore, settings: Settings) -> None:
+        self.store = store
+        self.settings = settings
+        self.worker = SimpleWorker([QUEUE], name="w", connection=store.client, serializer=SERIALIZER)
+        self.held: dict[str, HeldJob] = {}
+        self.lost: list[str] = []
+        self.done = threading.Semaphore(0)
+        self.finaliser = Finaliser(self.worker, store, "m", self._on_done)
+        self.publisher = Publisher(store, self.held, self.finaliser, self.lost.append)
+        self.finaliser.start()
+        self.publisher.start()
+
+    def _on_done(self, job_id: str) -> None:
+        self.held.pop(job_id, None)
+        self.done.release()
+
+    def take(self, **fields: Any) -> Request:
+        """Submit a job and pull it, as a worker would."""
+        job_id = self.store.submit(JobRequest(prompt="x", **fields), "m").job_id
+        (held,) = hold(self.store.pull("w", [QUEUE], 1), self.store.client, "w", self.settings)
+        assert held.id == job_id
+        self.held[job_id] = held
+        return Request(job_id, held.execution.id, (1, 2, 3), SamplingParams(seed=7), 10)
+
+    def say(self, *events: Any, wait: int = 0) -> None:
+        self.publisher.put(list(events))
+        for _ in range(wait):
+            assert self.done.acquire(timeout=10)
+
+    def stop(self) -> None:
+        self.publisher.stop()
+        self.finaliser.stop()
+
+
+@pytest.fixture
+def pipeline(store: JobStore, settings: Settings) -> Iterator[Pipeline]:
+    made = Pipeline(store, settings)
+    yield made
+    made.stop()
+
+
+def ended(request: Request, **fields: Any) -> Ended:
+    return Ended(request, **{"tokens": 2, "text": "Hi", "stats": STATS, "finish_reason": "stop", **fields})
+
+
+def whole(request: Request) -> list[Any]:
+    return [Started(request, False), Token(request, 0, 5, "H"), Token(request, 1, 6, "i"), ended(request)]
+
+
+def test_tokens_and_end_reach_log_channel_and_record(pipeline: Pipeline, client: redis.Redis) -> None:
+    request = pipeline.take()
+    pubsub = client.pubsub(ignore_subscribe_messages=True)
+    pubsub.subscribe(events_key(request.id))
+    pubsub.get_message(timeout=5)
+    pipeline.say(*whole(request), wait=1)
+    events = list(pipeline.store.stream.replay(request.id))
+    assert [e.name for e in events] == ["started", "token", "token", "done"]
+    assert [e.index for e in events] == [None, 0, 1, None]
+    heard = [json.loads(pubsub.get_message(timeout=5)["data"]) for _ in range(4)]
+    assert [h["event"] for h in heard] == [e.name for e in events]
+    assert [h["data"] for h in heard] == [e.json() for e in events]
+    pubsub.close()
+    final = pipeline.store.view(request.id)
+    assert final == events[-1].json()
+    JobObject.model_validate(final)
+    assert (final["text"], final["seed"], final["usage"]["cached_tokens"]) == ("Hi", 7, 1)
+    job = Job.fetch(request.id, connection=client, serializer=SERIALIZER)
+    assert job.get_status() == "finished" and job.return_value() == final
+    assert request.id in FinishedJobRegistry(QUEUE, client).get_job_ids()
+    assert StartedJobRegistry(QUEUE, client).get_job_ids() == []
+    assert client.llen(held_key("w")) == 0
+
+
+def test_many_ends_at_once_are_all_recorded(pipeline: Pipeline, client: redis.Redis) -> None:
+    requests = [pipeline.take() for _ in range(20)]
+    dependent = pipeline.store.submit(JobRequest(prompt="later", depends_on=requests[7].id), "m").job_id
+    pipeline.say(*[e for r in requests for e in whole(r)], wait=20)
+    records = pipeline.store.fetch_many([r.id for r in requests])
+    assert all(r is not None and r.rq_status == "finished" for r in records)
+    assert pipeline.store.fetch(dependent).rq_status == "queued"
+    assert client.llen(held_key("w")) == 0
+
+
+def test_a_failure_is_recorded_with_its_code_and_partial_text(pipeline: Pipeline, client: redis.Redis) -> None:
+    request = pipeline.take(retries=3)
+    error = GrammarDeadEnd("no way on")
+    pipeline.say(Token(request, 0, 5, "H"), ended(request, tokens=1, text="H", finish_reason=None, error=error), wait=1)
+    final = pipeline.store.view(request.id)
+    assert (final["status"], final["error"]["code"], final["text"]) == ("failed", "grammar_dead_end", "H")
+    assert pipeline.store.stream.last(request.id).name == "failed"  # type: ignore[union-attr]
+    assert request.id in FailedJobRegistry(QUEUE, client).get_job_ids()
+    assert 604_700 < client.ttl(f"rq:job:{request.id}") <= 604_800
+
+
+def test_a_failure_that_may_pass_spends_a_retry_and_keeps_the_tokens(pipeline: Pipeline) -> None:
+    request = pipeline.take(retries=1)
+    failed = ended(request, tokens=1, text="H", finish_reason=None, error=DecodeFailed("a bad pass"))
+    pipeline.say(Token(request, 0, 5, "H"), failed, wait=1)
+    record = pipeline.store.fetch(request.id)
+    assert (record.rq_status, record.retries_left, record.end) == ("queued", 0, None)
+    assert [t["token"] for t in pipeline.store.stream.tokens(request.id)] == [5]
+    (again,) = pipeline.store.pull("w", [QUEUE], 1)
+    assert again.record.id == request.id and again.execution != request.execution
+
+
+def test_without_retries_left_such_a_failure_is_final(pipeline: Pipeline) -> None:
+    request = pipeline.take()
+    pipeline.say(ended(request, finish_reason=None, error=DecodeFailed("a bad pass")), wait=1)
+    assert pipeline.store.view(request.id)["error"]["code"] == "decode_failed"
+
+
+def test_a_cancel_before_the_commit_wins(pipeline: Pipeline, client: redis.Redis) -> None:
+    request = pipeline.take()
+    assert pipeline.store.cancel(request.id)["status"] == "cancelled"
+    pipeline.say(*whole(request), wait=1)
+    final = pipeline.store.view(request.id)
+    assert (final["status"], final["finish_reason"], final["text"]) == ("cancelled", "cancelled", "Hi")
+    assert pipeline.store.fetch(request.id).rq_status == "canceled"
+    assert request.id in CanceledJobRegistry(QUEUE, client).get_job_ids()
+
+
+def test_a_job_with_another_owner_is_dropped_and_not_written(pipeline: Pipeline, client: redis.Redis) -> None:
+    request = pipeline.take()
+    client.hset(f"rq:job:{request.id}", "sl_exec", "another")
+    pipeline.say(*whole(request))
+    pipeline.publisher.stop()
+    assert request.id in pipeline.lost
+    assert list(pipeline.store.stream.replay(request.id)) == []
+    pipeline.publisher = Publisher(pipeline.store, pipeline.held, pipeline.finaliser, pipeline.lost.append)
+    pipeline.publisher.start()
+
+
+def test_jobs_handed_back_together_keep_their_order(pipeline: Pipeline, client: redis.Redis) -> None:
+    requests = [pipeline.take() for _ in range(3)]
+    behind = pipeline.store.submit(JobRequest(prompt="behind"), "m").job_id
+    pipeline.say(*[HandedBack(r) for r in requests], wait=3)
+    waiting = [i.decode() for i in client.lrange(f"rq:queue:{QUEUE}", 0, -1)]
+    assert waiting == [*[r.id for r in requests], behind]
+    assert StartedJobRegistry(QUEUE, client).get_job_ids() == []
+
+
+def test_an_outage_delays_and_loses_nothing(
+    pipeline: Pipeline, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = pipeline.take()
+    append = pipeline.store.stream.append
+    failures = [ConnectionError("gone"), ConnectionError("still gone")]
+
+    def flaky(events: Any) -> Any:
+        if failures:
+            append(events)  # it arrived, and only the reply was lost
+            raise failures.pop()
+        return append(events)
+
+    monkeypatch.setattr(pipeline.store.stream, "append", flaky)
+    pipeline.say(*whole(request), wait=1)
+    indexes = [e.index for e in pipeline.store.stream.replay(request.id) if e.index is not None]
+    assert indexes == [0, 1]
+    assert pipeline.store.view(request.id)["status"] == "completed"

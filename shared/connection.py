@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, ConnectionError, RedisError, TimeoutError
+from redis.exceptions import AuthenticationError, BusyLoadingError, ConnectionError, RedisError, TimeoutError
 from redis.retry import Retry
 
 from shared.errors import RedisUnavailable
 from shared.settings import Settings
 
 
-def connect(settings: Settings, *, timeout_s: float | None = None) -> redis.Redis:
+def connect(settings: Settings, *, timeout_s: float | None = None, connections: int | None = None) -> redis.Redis:
     """A client that sends each command once.
 
     redis-py's own retries are off: a submit or a pull whose reply was lost must not be sent again blindly.
+
+    Args:
+        settings: the way to Redis.
+        timeout_s: time limit of one command, in place of the configured one.
+        connections: open at most so many; who needs one more waits. Left out, redis-py's limit of 100 holds,
+            beyond which it raises.
     """
     limit = timeout_s or settings.redis_timeout_s
-    return redis.Redis.from_url(
-        settings.redis_url,
-        socket_timeout=limit,
-        socket_connect_timeout=limit,
-        socket_keepalive=True,
-        health_check_interval=30,
-        retry=Retry(NoBackoff(), 0),
+    options: dict[str, Any] = {
+        "socket_timeout": limit,
+        "socket_connect_timeout": limit,
+        "health_check_interval": 30,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if not settings.redis_url.startswith("unix:"):
+        options["socket_keepalive"] = True
+    if connections is None:
+        return redis.Redis.from_url(settings.redis_url, **options)
+    pool = redis.BlockingConnectionPool.from_url(
+        settings.redis_url, max_connections=connections, timeout=limit, **options
     )
+    return redis.Redis.from_pool(pool)
 
 
 def wait_until_up(
@@ -39,13 +52,16 @@ def wait_until_up(
     """Return when Redis answers and is old enough for us.
 
     Raises:
-        RedisUnavailable: it did not answer within `wait_s`, or is older than 7.0.
+        RedisUnavailable: it did not answer within `wait_s`, refused us, or is older than 7.0.
     """
     deadline = clock() + wait_s
     while True:
         try:
             version = str(client.info("server")["redis_version"])
             break
+        except AuthenticationError as error:
+            # redis-py counts it as a lost connection, but waiting does not mend it.
+            raise RedisUnavailable(f"Redis at {address(client)} refused us: {error}") from None
         except (ConnectionError, TimeoutError, BusyLoadingError) as error:
             if clock() >= deadline:
                 raise RedisUnavailable(f"no answer from Redis at {address(client)}: {error}") from None

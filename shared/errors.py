@@ -129,6 +129,7 @@ class QueueFull(SlotlineError):
     """The model's queue is at `max_queue`; try again after `retry_after_s`."""
 
     code = "queue_full"
+    retry_after_s = 5
 
     def __init__(self, message: str, retry_after_s: int = 5) -> None:
         super().__init__(message)
@@ -214,7 +215,7 @@ KINDS = {
 
 
 def leaves(root: type[SlotlineError] = SlotlineError) -> list[type[SlotlineError]]:
-    """Every class of the tree below `root`, in the order it is drawn."""
+    """Every class of the tree below `root`, branches too, in the order it is drawn."""
     found: list[type[SlotlineError]] = []
     for child in root.__subclasses__():
         found += [child, *leaves(child)]
@@ -225,6 +226,9 @@ def from_dict(error: dict[str, Any]) -> SlotlineError:
     """Rebuild an error that crossed a process as `to_dict`; an unknown code becomes `InternalError`."""
     message, param = str(error.get("message", "")), error.get("param")
     for cls in leaves():
-        if cls.code == error.get("code") and cls.__init__ is SlotlineError.__init__:
-            return cls(message, param)
+        if cls.code == error.get("code"):
+            # Not by its own constructor, which may make the message from something else.
+            found = cls.__new__(cls)
+            SlotlineError.__init__(found, message, param)
+            return found
     return InternalError(message, param)

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import redis
+from rq.exceptions import NoSuchJobError
 from rq.job import Dependency, Job, Retry
-from rq.registry import CanceledJobRegistry, DeferredJobRegistry, ReadyJobRegistry, ScheduledJobRegistry
+from rq.registry import (
+    CanceledJobRegistry,
+    DeferredJobRegistry,
+    FailedJobRegistry,
+    ReadyJobRegistry,
+    ScheduledJobRegistry,
+)
 from rq.utils import now, utcformat
 
 from shared.errors import IdConflict, InvalidRequest, JobAlreadyEnded, JobNotFound, QueueFull
@@ -92,6 +100,7 @@ class JobStore:
         self._hand_back = script(client, "hand_back")
         self._reclaim = script(client, "reclaim")
         self._reopen = script(client, "reopen")
+        self._retry = script(client, "retry")
 
     # --- the web side ---
 
@@ -239,7 +248,9 @@ class JobStore:
             start = rank + 1
         while ids := [i.decode() for i in self.client.zrevrange(JOBS_INDEX, start, start + 99)]:
             yield from (record for record in self.fetch_many(ids) if record is not None)
-            start += len(ids)
+            # Jobs that came or went meanwhile have moved the places of all others.
+            ranks = (self.client.zrevrank(JOBS_INDEX, job_id) for job_id in reversed(ids))
+            start = next((rank + 1 for rank in ranks if rank is not None), start)
 
     def cancel(self, job_id: str) -> dict[str, Any]:
         """Cancel a job and return its object, which says `cancelled`; a second time changes nothing.
@@ -256,7 +267,7 @@ class JobStore:
             record,
             status="cancelled",
             ended_at=moment.timestamp(),
-            ttl_s=ttl_s,
+            ttl_s=ttl_s if ttl_s > 0 else None,
             text=text,
             finish_reason="cancelled",
         )
@@ -284,10 +295,17 @@ class JobStore:
         """
         record = self.fetch(job_id)
         if not record.is_over:
-            self.cancel(job_id)
-        Job.fetch(job_id, connection=self.client, serializer=SERIALIZER).delete()
+            with suppress(JobAlreadyEnded):  # by now
+                self.cancel(job_id)
+        idempotency = self.client.hget(job_key(job_id), "sl_idempotency")
+        try:
+            Job.fetch(job_id, connection=self.client, serializer=SERIALIZER).delete()
+        except NoSuchJobError:
+            raise JobNotFound(job_id) from None
         pipe = self.client.pipeline()
         pipe.delete(events_key(job_id))
+        if idempotency and self.client.get(idempotency) == job_id.encode():
+            pipe.delete(idempotency)
         pipe.zrem(JOBS_INDEX, job_id)
         pipe.execute()
 
@@ -303,18 +321,21 @@ class JobStore:
             raise JobAlreadyEnded(f"only a failed or cancelled job can be retried; {job_id!r} is {record.status}", "id")
         if record.rq_status == "started":
             raise JobAlreadyEnded(f"job {job_id!r} is still being let go by its worker; try again", "id")
-        job = Job.fetch(job_id, connection=self.client, serializer=SERIALIZER)
-        self.reopen(job_id)
-        registry = job.failed_job_registry if record.rq_status in ("failed", "stopped") else None
-        registry = registry or CanceledJobRegistry(record.origin, self.client, serializer=SERIALIZER)
-        with self.client.pipeline() as pipe:
-            pipe.zrem(registry.key, job_id)
-            pipe.hdel(job_key(job_id), "started_at", "ended_at", "exc_info", "worker_name")
-            pipe.persist(job_key(job_id))
-            pipe.hset(job_key(job_id), mapping={"status": "queued", "enqueued_at": utcformat(now())})
-            pipe.rpush(rq_queue_key(record.origin), job_id)
-            pipe.lpush(doorbell_key(record.model), "1")
-            pipe.execute()
+        registries = (FailedJobRegistry, CanceledJobRegistry)
+        outcome = self._retry(
+            keys=[
+                job_key(job_id),
+                events_key(job_id),
+                rq_queue_key(record.origin),
+                doorbell_key(record.model),
+                *(registry(record.origin, self.client).key for registry in registries),
+            ],
+            args=[job_id, utcformat(now())],
+        ).decode()
+        if outcome == "missing":
+            raise JobNotFound(job_id)
+        if outcome != "ok":
+            raise JobAlreadyEnded(f"job {job_id!r} was changed at the same time: it is {outcome} now", "id")
         return self.view(job_id)
 
     # --- the worker side ---
@@ -339,7 +360,7 @@ class JobStore:
         for end in ends:
             status = end.final["status"]
             name = "failed" if status == "failed" else "done"
-            args += (end.execution, status, f"{end.tokens}-*", name, dumps(end.final), end.ttl_s)
+            args += (end.execution, status, end.tokens, name, dumps(end.final), end.ttl_s)
         keys = [key for end in ends for key in (job_key(end.job_id), events_key(end.job_id))]
         return [outcome.decode() for outcome in self._commit(keys=keys, args=args)]
 
@@ -391,10 +412,15 @@ def _place(request: JobRequest) -> tuple[str, int]:
     if request.dependencies:
         return "defer", 0
     if request.run_at is not None:
-        return "schedule", int(request.run_at.timestamp())
+        return "schedule", _whole_second(request.run_at.timestamp())
     if request.delay_s is not None:
-        return "schedule", int((datetime.now(UTC) + timedelta(seconds=request.delay_s)).timestamp())
+        return "schedule", _whole_second(time.time() + request.delay_s)
     return "queue", 0
+
+
+def _whole_second(moment: float) -> int:
+    """RQ's scheduler counts in whole seconds from 1970 and must not be early."""
+    return max(1, math.ceil(moment))
 
 
 def _submitted(outcome: str, detail: str) -> Submitted:

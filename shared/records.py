@@ -88,12 +88,20 @@ class JobRecord:
         """What the API calls it. A set cancel flag already shows as cancelled."""
         if self.rq_status == "started":
             return self.end or ("cancelled" if self.cancelling else "running")
+        if self._is_handed_back_cancelled:
+            return "cancelled"
         return STATUS.get(self.rq_status, "queued")
 
     @property
     def detail(self) -> str:
         """RQ's own state, or `cancelling` while the worker has yet to let go."""
-        return "cancelling" if self.rq_status == "started" and self.cancelling and not self.end else self.rq_status
+        running = self.rq_status == "started" and self.cancelling and not self.end
+        return "cancelling" if running or self._is_handed_back_cancelled else self.rq_status
+
+    @property
+    def _is_handed_back_cancelled(self) -> bool:
+        """Whether its worker gave it back between the cancel and letting go; whoever pulls it next ends it."""
+        return self.rq_status == "queued" and self.cancelling and not self.end
 
     @property
     def is_over(self) -> bool:

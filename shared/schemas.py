@@ -11,7 +11,7 @@ import json
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from shared.names import JOB_ID, Priority
 
@@ -81,7 +81,8 @@ class GenerationRequest(Strict):
         if self.prompt == "":
             raise ValueError("`prompt` is empty")
         for key in self.logit_bias or ():
-            if not key.isdecimal() or int(key) >= 2**31:
+            # At most ten digits: Python refuses to read thousands.
+            if not (key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) < 2**31):
                 raise ValueError(f"`logit_bias` key {key!r} is not a token id")
         return self
 
@@ -103,6 +104,12 @@ class JobRequest(GenerationRequest):
     result_ttl_s: int | None = Field(None, ge=1, le=366 * 86_400, description="How long the ended job is kept.")
     metadata: dict[str, Any] | None = Field(None, description="Kept with the job and given back; at most 16 KiB.")
 
+    @field_validator("run_at", mode="before")
+    @classmethod
+    def _iso_8601(cls, value: Any) -> Any:
+        # Pydantic alone would also take "1893456000", as seconds since 1970.
+        return datetime.fromisoformat(value) if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _one_start(self) -> Self:
         if self.delay_s is not None and self.run_at is not None:
@@ -111,7 +118,7 @@ class JobRequest(GenerationRequest):
             raise ValueError("`run_at` needs a time zone")
         if self.depends_on is not None and (self.delay_s is not None or self.run_at is not None):
             raise ValueError("`depends_on` cannot be combined with `delay_s` or `run_at`")
-        if self.metadata is not None and len(json.dumps(self.metadata)) > 16_384:
+        if self.metadata is not None and len(_json(self.metadata)) > 16_384:
             raise ValueError("`metadata` is larger than 16 KiB")
         return self
 
@@ -131,6 +138,13 @@ class JobRequest(GenerationRequest):
         """Equal for equal bodies, whatever their spelling, order or id."""
         body = self.model_dump(mode="json", exclude={"id"}, exclude_none=True)
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _json(metadata: dict[str, Any]) -> str:
+    try:
+        return json.dumps(metadata, allow_nan=False)
+    except ValueError:
+        raise ValueError("`metadata` holds NaN or Infinity, which JSON does not have") from None
 
 
 class Usage(Strict):

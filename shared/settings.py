@@ -5,10 +5,12 @@ They are built once per entry point and passed down; nothing else reads the envi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -19,6 +21,8 @@ PREFIX = "SLOTLINE_"
 
 #: `--model fake:echo` serves the scripted backend; it needs no file.
 FAKE_PREFIX = "fake:"
+
+NAME_RULE = "must begin with a letter or digit and hold at most 128 of letters, digits and . _ - / +"
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Days = 86_400
@@ -53,6 +57,7 @@ class Settings(BaseSettings):
         value = re.sub(r"^valkey(s?)://", r"redis\1://", value)
         if not re.match(r"^(redis|rediss|unix)://", value):
             raise ValueError("must begin with redis://, rediss://, valkey://, valkeys:// or unix://")
+        _ = urlsplit(value).port  # raises ValueError where it is no number, or beyond 65535
         return value
 
 
@@ -117,7 +122,8 @@ class WorkerSettings(Settings):
     @classmethod
     def _numbers(cls, value: str) -> str:
         for part in filter(None, value.split(",")):
-            float(part)
+            if not 0 <= float(part) < math.inf:
+                raise ValueError("must be shares of 0 or more, as in 3,1")
         return value
 
     @model_validator(mode="after")
@@ -126,9 +132,9 @@ class WorkerSettings(Settings):
             if not value:
                 continue
             if not MODEL_NAME.fullmatch(value):
-                raise ValueError(f"{field} {value!r} may hold only letters, digits and . _ - / +")
+                raise ValueError(f"--{field} (or {PREFIX}{field.upper()}) {value!r}: {NAME_RULE}")
             if value == DEFAULT_MODEL:
-                raise ValueError(f"{field} may not be {DEFAULT_MODEL!r}, which means any model")
+                raise ValueError(f"--{field} (or {PREFIX}{field.upper()}) may not be {value!r}, which means any model")
         return self
 
     @model_validator(mode="after")
@@ -175,4 +181,5 @@ def _line(error: Any, given: Mapping[str, Any]) -> str:
     name = flag if given.get(field) is not None else f"{PREFIX}{field.upper()}"
     if error["type"] == "missing":
         return f"{flag} (or {PREFIX}{field.upper()}) is required"
-    return f"{name}={error['input']!r}: {error['msg'].removeprefix('Value error, ')}"
+    shown = re.sub(r"//[^@/]*@", "//…@", repr(error["input"]))  # a Redis URL may hold a password
+    return f"{name}={shown}: {error['msg'].removeprefix('Value error, ')}"

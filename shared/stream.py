@@ -108,8 +108,9 @@ class TokenStream:
     def append(self, events: Sequence[Append], client: Any = None) -> list[str]:
         """Write events of many jobs in one script call, in the given order.
 
-        With a pipeline as `client` the call is only queued; pass its reply to `refused`.
-        Returns the ids of the jobs that have another owner now, whose events were refused.
+        With a pipeline as `client` the call is only queued and the list is empty.
+        Returns the ids of the jobs that have another owner now, whose events were refused. An index that is in the
+        log already is success.
         """
         jobs = list(dict.fromkeys((e.job_id, e.execution) for e in events))
         number = {job: n for n, job in enumerate(jobs, 1)}

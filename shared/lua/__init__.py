@@ -12,7 +12,7 @@ from redis.commands.core import Script
 @cache
 def source(name: str) -> str:
     """The text of a script."""
-    return files(__package__).joinpath(f"{name}.lua").read_text()
+    return files(__package__).joinpath(f"{name}.lua").read_text("utf-8")
 
 
 def script(client: redis.Redis, name: str) -> Script:

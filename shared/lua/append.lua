@@ -13,9 +13,11 @@ for i = jobs + 1, #ARGV, 4 do
   if owned[j] then
     local log = KEYS[2 * j]
     local id = redis.pcall('XADD', log, ARGV[i + 1], 'event', ARGV[i + 2], 'data', ARGV[i + 3])
-    -- An error table: this index is in the log already, which is success.
     if type(id) == 'string' then
       redis.call('PUBLISH', log, '{"event":"' .. ARGV[i + 2] .. '","id":"' .. id .. '","data":' .. ARGV[i + 3] .. '}')
+    elseif not string.find(id.err, 'equal or smaller', 1, true) then
+      -- Full, read-only, not a log: the caller has to try again. Only an index the log has already is success.
+      return id
     end
   end
 end

@@ -1,17 +1,20 @@
 -- The commit point of one or more jobs: append the terminal event, once, if the caller still owns the job and
 -- nobody cancelled it.
 -- KEYS: job, log of each job in turn
--- ARGV: for each job: execution id, status to end with, log id, event name, data as JSON, ttl of the log in seconds
+-- ARGV: for each job: execution id, status to end with, number of tokens, event name, data as JSON, ttl of the log in s
 -- Returns for each job ok, gone (no such job), lost (another owner), ended (already committed) or cancelled
 -- (commit as that).
-local function commit(job, log, execution, status, at, name, data, ttl)
+local function commit(job, log, execution, status, tokens, name, data, ttl)
   local f = redis.call('HMGET', job, 'status', 'sl_exec', 'sl_end', 'sl_cancel')
   if not f[1] then return 'gone' end
   if f[2] ~= execution then return 'lost' end
   if f[3] then return 'ended' end
   local cancelled = f[4] or f[1] == 'canceled' or f[1] == 'stopped'
   if cancelled and status ~= 'cancelled' then return 'cancelled' end
-  local id = redis.call('XADD', log, at, 'event', name, 'data', data)
+  -- The log may be longer than the caller knows: a job that is taken up again can end before a token of its own.
+  local last = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)
+  local logged = #last > 0 and tonumber(string.match(last[1][1], '^%d+')) or 0
+  local id = redis.call('XADD', log, math.max(tonumber(tokens), logged) .. '-*', 'event', name, 'data', data)
   redis.call('PUBLISH', log, '{"event":"' .. name .. '","id":"' .. id .. '","data":' .. data .. '}')
   redis.call('EXPIRE', log, ttl)
   redis.call('HSET', job, 'sl_end', status)

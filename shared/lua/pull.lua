@@ -11,8 +11,21 @@ for q = 3, #KEYS do
     local id = redis.call('LPOP', KEYS[q])
     if not id then break end
     local key = 'rq:job:' .. id
+    local f = redis.call('HMGET', key, 'status', 'origin', 'sl_end', 'sl_cancel', 'created_at')
+    local waits = f[1] == 'queued'
+    if waits and f[3] == 'cancelled' and f[4] == f[5] and redis.call('ZSCORE', 'rq:canceled:' .. f[2], id) then
+      -- RQ's scheduler read the job before it was cancelled and queued it after: it stays cancelled. One that was
+      -- requeued since is not in that registry any more, one enqueued anew has another time of creation.
+      redis.call('HSET', key, 'status', 'canceled')
+      waits = false
+    end
     -- An id whose job was deleted, cancelled or already runs is only dropped.
-    if redis.call('HGET', key, 'status') == 'queued' then
+    if waits then
+      if f[3] then
+        -- Queued again after its end by RQ's own ways: it runs from the start.
+        redis.call('DEL', 'slotline:events:' .. id)
+        redis.call('HDEL', key, 'sl_end', 'sl_cancel')
+      end
       local execution = ARGV[5 + #taken]
       redis.call('RPUSH', KEYS[1], id)
       redis.call('HSET', key, 'status', 'started', 'started_at', now, 'last_heartbeat', now,

@@ -7,18 +7,25 @@
 local id, print, now_ms, place, run_at = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local queue_name, idempotency_ttl, n_deps = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 
-local existing = id
-if idempotency_ttl > 0 then existing = redis.call('GET', KEYS[7]) or id end
-local stored = redis.call('HGET', 'rq:job:' .. existing, 'sl_print')
-if stored == print then return {'exists', existing} end
-if stored or redis.call('EXISTS', 'rq:job:' .. existing) == 1 then return {'conflict', existing} end
+local known = idempotency_ttl > 0 and redis.call('GET', KEYS[7]) or id
+-- The key may outlive its job, so the id counts even where the key is known.
+for _, existing in ipairs({known, id}) do
+  local stored = redis.call('HGET', 'rq:job:' .. existing, 'sl_print')
+  if stored == print then return {'exists', existing} end
+  if stored or redis.call('EXISTS', 'rq:job:' .. existing) == 1 then return {'conflict', existing} end
+end
 
 local waits = false
 for i = 1, n_deps do
   local dep = ARGV[8 + i]
-  local status = redis.call('HGET', 'rq:job:' .. dep, 'status')
+  local f = redis.call('HMGET', 'rq:job:' .. dep, 'status', 'sl_end', 'sl_cancel')
+  local status = f[1]
   if not status then return {'no_dependency', dep} end
-  if status == 'failed' or status == 'canceled' or status == 'stopped' then return {'dead_dependency', dep} end
+  -- A job that still runs may have its end committed already, or be about to be cancelled.
+  local doomed = status == 'started' and (f[2] == 'failed' or f[2] == 'cancelled' or (f[3] and not f[2]))
+  if doomed or status == 'failed' or status == 'canceled' or status == 'stopped' then
+    return {'dead_dependency', dep}
+  end
   if status ~= 'finished' then waits = true end
 end
 if place == 'defer' and not waits then place = 'queue' end
@@ -39,7 +46,10 @@ redis.call('HSET', KEYS[1], 'sl_print', print)
 redis.call('ZADD', KEYS[3], now_ms, id)
 redis.call('SADD', KEYS[4], queue_name)
 redis.call('SADD', KEYS[10], KEYS[2])
-if idempotency_ttl > 0 then redis.call('SET', KEYS[7], id, 'EX', idempotency_ttl) end
+if idempotency_ttl > 0 then
+  redis.call('SET', KEYS[7], id, 'EX', idempotency_ttl)
+  redis.call('HSET', KEYS[1], 'sl_idempotency', KEYS[7])
+end
 
 if place == 'schedule' then
   redis.call('HSET', KEYS[1], 'status', 'scheduled')
@@ -49,7 +59,7 @@ elseif place == 'defer' then
   redis.call('ZADD', KEYS[9], math.floor(tonumber(now_ms) / 1000), id)
   for i = 1, n_deps do
     redis.call('SADD', 'rq:job:' .. ARGV[8 + i] .. ':dependents', id)
-    redis.call('SADD', KEYS[1] .. ':dependencies', ARGV[8 + i])
+    redis.call('SADD', 'rq:job::' .. id .. ':dependencies', ARGV[8 + i])  -- RQ writes two colons here
   end
 else
   redis.call('HSET', KEYS[1], 'status', 'queued')

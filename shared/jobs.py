@@ -11,7 +11,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,7 +33,6 @@ from shared.lua import script
 from shared.names import (
     JOB_FUNCTION,
     JOBS_INDEX,
-    PRIORITIES,
     SERIALIZER,
     WORKERS,
     doorbell_key,
@@ -47,10 +46,11 @@ from shared.names import (
     queue_name,
     rq_queue_key,
 )
+from shared.reading import JobReader
 from shared.records import JobRecord, job_object
 from shared.schemas import JobRequest
 from shared.settings import Settings
-from shared.stream import Event, TokenStream, dumps
+from shared.stream import dumps
 
 CommitOutcome = Literal["ok", "gone", "lost", "ended", "cancelled"]
 
@@ -83,23 +83,21 @@ class End:
     ttl_s: int
 
 
-class JobStore:
+class JobStore(JobReader):
     """All operations on jobs. Safe to share between threads.
 
     Every method raises redis-py's own errors when Redis cannot be reached.
     """
 
     def __init__(self, client: redis.Redis, settings: Settings) -> None:
-        self.client: Any = client  # redis-py types every reply as str or bytes or a promise of one
+        super().__init__(client)
         self.settings = settings
-        self.stream = TokenStream(client)
         self._submit = script(client, "submit")
         self._pull = script(client, "pull")
         self._commit = script(client, "commit")
         self._cancel = script(client, "cancel")
         self._hand_back = script(client, "hand_back")
         self._reclaim = script(client, "reclaim")
-        self._reopen = script(client, "reopen")
         self._retry = script(client, "retry")
 
     # --- the web side ---
@@ -173,84 +171,6 @@ class JobStore:
         )
         job.enqueued_at = now()
         return job
-
-    def fetch(self, job_id: str) -> JobRecord:
-        """The stored job.
-
-        Raises:
-            JobNotFound: there is none.
-        """
-        raw = self.client.hgetall(job_key(job_id))
-        if b"origin" not in raw:
-            raise JobNotFound(job_id)
-        return JobRecord.parse(job_id, raw)
-
-    def fetch_many(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
-        """The stored jobs, None for each that is gone, in one round trip."""
-        pipe = self.client.pipeline(transaction=False)
-        for job_id in job_ids:
-            pipe.hgetall(job_key(job_id))
-        return [
-            JobRecord.parse(job_id, raw) if b"origin" in raw else None
-            for job_id, raw in zip(job_ids, pipe.execute(), strict=True)
-        ]
-
-    def view(self, job_id: str) -> dict[str, Any]:
-        """The job object: the stored one of an ended job, one made now of any other.
-
-        Raises:
-            JobNotFound: there is none.
-        """
-        record = self.fetch(job_id)
-        last = self.stream.last(job_id)
-        if last is not None and last.is_terminal and record.is_over:
-            final: dict[str, Any] = last.json()
-            return final
-        return self.live_view(record, last)
-
-    def live_view(self, record: JobRecord, last: Event | None = None) -> dict[str, Any]:
-        """The job object of a job that has no terminal event (yet)."""
-        position = self._position(record) if record.rq_status == "queued" else None
-        has_text = record.status != "queued" or (last is not None and last.id.tokens > 0)
-        text = "".join(t["text"] for t in self.stream.tokens(record.id)) if has_text else None
-        if not record.is_over:
-            return job_object(record, position=position, text=text)
-        # RQ's own tools ended it and wrote no event.
-        ttl_s = self.client.ttl(job_key(record.id))
-        return job_object(
-            record,
-            text=text,
-            ttl_s=ttl_s if ttl_s > 0 else None,
-            ended_at=record.ended_at or time.time(),
-            finish_reason="cancelled" if record.status == "cancelled" else None,
-        )
-
-    def _position(self, record: JobRecord) -> int | None:
-        ahead = PRIORITIES[: PRIORITIES.index(record.priority)]
-        pipe = self.client.pipeline(transaction=False)
-        pipe.lpos(rq_queue_key(record.origin), record.id)
-        for priority in ahead:
-            pipe.llen(rq_queue_key(queue_name(record.model, priority)))
-        place, *more_urgent = pipe.execute()
-        return None if place is None else place + 1 + sum(more_urgent)
-
-    def newest(self, after: str | None = None) -> Iterator[JobRecord]:
-        """All stored jobs, newest first, those later than the job `after`; expired ones are skipped.
-
-        Raises:
-            JobNotFound: `after` is not in the index.
-        """
-        start = 0
-        if after is not None:
-            rank = self.client.zrevrank(JOBS_INDEX, after)
-            if rank is None:
-                raise JobNotFound(after)
-            start = rank + 1
-        while ids := [i.decode() for i in self.client.zrevrange(JOBS_INDEX, start, start + 99)]:
-            yield from (record for record in self.fetch_many(ids) if record is not None)
-            # Jobs that came or went meanwhile have moved the places of all others.
-            ranks = (self.client.zrevrank(JOBS_INDEX, job_id) for job_id in reversed(ids))
-            start = next((rank + 1 for rank in ranks if rank is not None), start)
 
     def cancel(self, job_id: str) -> dict[str, Any]:
         """Cancel a job and return its object, which says `cancelled`; a second time changes nothing.
@@ -364,15 +284,11 @@ class JobStore:
         keys = [key for end in ends for key in (job_key(end.job_id), events_key(end.job_id))]
         return [outcome.decode() for outcome in self._commit(keys=keys, args=args)]
 
-    def hand_back(self, worker: str, model: str, jobs: Iterable[tuple[str, str]], client: Any = None) -> None:
+    def hand_back(self, worker: str, model: str, jobs: Iterable[tuple[str, str]]) -> None:
         """Give (job id, execution id) pairs back to the front of their queues, in that order."""
         args = [x for pair in jobs for x in pair]
         if args:
-            self._hand_back(keys=[held_key(worker), doorbell_key(model)], args=args, client=client)
-
-    def reopen(self, job_id: str, client: Any = None) -> None:
-        """Empty the log of an ended job that is to run again."""
-        self._reopen(keys=[job_key(job_id), events_key(job_id)], client=client)
+            self._hand_back(keys=[held_key(worker), doorbell_key(model)], args=args)
 
     def renew_lease(self, worker: str, lease_s: float) -> None:
         """Say that `worker` lives."""
@@ -388,6 +304,17 @@ class JobStore:
         pipe.exists(held_key(worker))
         if not pipe.execute()[1]:
             self.client.srem(WORKERS, worker)
+
+    def trim_index(self, start: int, count: int = 1000) -> int:
+        """Drop expired jobs from a stretch of the index, and return where the next stretch starts (0 at the end)."""
+        ids = self.client.zrange(JOBS_INDEX, start, start + count - 1)
+        pipe = self.client.pipeline(transaction=False)
+        for job_id in ids:
+            pipe.exists(job_key(job_id.decode()))
+        expired = [job_id for job_id, there in zip(ids, pipe.execute(), strict=True) if not there]
+        if expired:
+            self.client.zrem(JOBS_INDEX, *expired)
+        return start + len(ids) - len(expired) if len(ids) == count else 0
 
     def reclaim(self, caller: str) -> tuple[list[str], list[str]]:
         """Give back what dead workers held.

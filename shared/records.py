@@ -174,14 +174,18 @@ def job_object(
 
 
 def _seconds(value: str | None) -> float | None:
-    if not value:
+    try:
+        moment: datetime | None = utcparse(value) if value else None
+    except ValueError:
         return None
-    moment: datetime = utcparse(value)
-    return moment.timestamp()
+    return moment.timestamp() if moment else None
 
 
 def _integer(value: str | None) -> int | None:
-    return int(value) if value else None
+    try:
+        return int(value) if value else None
+    except ValueError:
+        return None
 
 
 def _metadata(value: str | None) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
 
 import redis
 
@@ -18,6 +18,8 @@ from shared.names import DEFAULT_MODEL, MODELS, WORKERS, model_key, stats_key
 
 #: A worker renews its figures every second; after this long without, it counts as not there.
 STATS_TTL_S = 5
+
+T = TypeVar("T", bound="ModelCard | WorkerStats")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Registry:
         cards = []
         for raw in pipe.execute():
             if raw:
-                cards.append(ModelCard(**{k.decode(): json.loads(v) for k, v in raw.items()}))
+                cards.append(_known(ModelCard, {k.decode(): json.loads(v) for k, v in raw.items()}))
         return cards
 
     def report(self, stats: WorkerStats) -> None:
@@ -96,7 +98,7 @@ class Registry:
         """The figures of every live worker, by name."""
         names = sorted(n.decode() for n in self.client.smembers(WORKERS))
         found = self.client.mget([stats_key(n) for n in names]) if names else []
-        return [WorkerStats(**json.loads(raw)) for raw in found if raw]
+        return [_known(WorkerStats, json.loads(raw)) for raw in found if raw]
 
     def resolve(self, name: str | None) -> ModelCard | None:
         """The model a request means; None if it names none and no model is known yet.
@@ -117,6 +119,12 @@ class Registry:
             return cards[0] if cards else None
         live = {stats.model for stats in self.workers()}
         return next((card for card in cards if card.name in live), cards[0])
+
+
+def _known(cls: type[T], stored: dict[str, Any]) -> T:
+    """Read what another version wrote: fields we do not know are passed over."""
+    names = {field.name for field in fields(cls)}
+    return cls(**{name: value for name, value in stored.items() if name in names})
 
 
 def stats_dict(stats: WorkerStats) -> dict[str, Any]:

@@ -118,8 +118,7 @@ class TokenStream:
         args: list[Any] = [execution for _, execution in jobs]
         for e in events:
             args += (number[e.job_id, e.execution], e.at, e.name, e.data)
-        reply = self._append(keys=keys, args=args, client=client)
-        return [] if client is not None else [jobs[n - 1][0] for n in reply]
+        return [jobs[n - 1][0] for n in self._append(keys=keys, args=args)]
 
     def replay(self, job_id: str, after: EventId = START) -> Iterator[Event]:
         """The logged events later than `after`, in order, read page by page."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from redis.exceptions import RedisError, WatchError
@@ -114,22 +114,23 @@ class Finaliser:
     # --- completed, many at once ---
 
     def _record_completed(self, outcomes: list[Outcome]) -> None:
-        """One transaction for all, unless one of them has dependents, which RQ moves job by job."""
+        """One transaction for all, unless one of them has dependents, which RQ moves job by job, or is erased."""
+        jobs = [o.held.job for o in outcomes]
         with self._connection.pipeline() as pipe:
-            pipe.watch(*(o.held.job.dependents_key for o in outcomes))
-            if pipe.exists(*(o.held.job.dependents_key for o in outcomes)):
-                pipe.unwatch()
-                for outcome in outcomes:
-                    self._record_with_dependents(outcome)
-                return
-            pipe.multi()
-            for outcome in outcomes:
-                self._complete(outcome, pipe)
+            pipe.watch(*(job.key for job in jobs), *(job.dependents_key for job in jobs))
+            there = pipe.exists(*(job.key for job in jobs))
+            dependents = pipe.exists(*(job.dependents_key for job in jobs))
             try:
+                if there < len(jobs) or dependents:
+                    raise WatchError
+                pipe.multi()
+                for outcome in outcomes:
+                    self._complete(outcome, pipe)
                 pipe.execute()
             except WatchError:
+                pipe.reset()
                 for outcome in outcomes:
-                    self._record_with_dependents(outcome)
+                    self._record_one([outcome])
 
     def _complete(self, outcome: Outcome, pipe: Any) -> None:
         job, execution = outcome.held.job, outcome.held.execution
@@ -160,6 +161,9 @@ class Finaliser:
 
     def _record_one(self, outcomes: list[Outcome]) -> None:
         (outcome,) = outcomes
+        if not self._connection.exists(outcome.held.job.key):
+            # Erased since its end was committed: RQ's handlers would bring parts of it back.
+            outcome = replace(outcome, kind="gone")
         match outcome.kind:
             case "completed":
                 self._record_with_dependents(outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,11 +10,16 @@ from typing import Any
 
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
+from rq.registry import FailedJobRegistry
 
+from shared.errors import InvalidRequest
 from shared.jobs import Pulled
-from shared.names import SERIALIZER
-from shared.records import JobRecord
+from shared.names import SERIALIZER, events_key, held_key, job_key
+from shared.records import JobRecord, job_object
 from shared.settings import Settings
+from shared.stream import dumps
+
+log = logging.getLogger("slotline.worker")
 
 #: RQ counts an execution as abandoned when its registration runs out, and then fails or retries the job. Ours
 #: must never run out: whether a worker lives is told by its lease.
@@ -36,9 +42,18 @@ class HeldJob:
 
 
 def hold(pulled: Iterable[Pulled], connection: Any, worker: str, settings: Settings) -> list[HeldJob]:
-    """Make RQ's objects for jobs just pulled, and register their executions with RQ in one round trip."""
-    held = [_restore(p, connection, worker, settings) for p in pulled]
+    """Make RQ's objects for jobs just pulled, and register their executions with RQ in one round trip.
+
+    A job that RQ cannot read (somebody wrote its hash by hand) is failed on the spot and left out.
+    """
+    held = []
     with connection.pipeline() as pipe:
+        for p in pulled:
+            try:
+                held.append(_restore(p, connection, worker, settings))
+            except Exception as error:
+                log.exception("job %s cannot be read and is failed", p.record.id)
+                _fail_unreadable(p, f"the job's record cannot be read: {error}", worker, pipe)
         for h in held:
             _register(h, pipe)
         pipe.execute()
@@ -53,6 +68,16 @@ def _restore(pulled: Pulled, connection: Any, worker: str, settings: Settings) -
     job.failure_ttl = settings.failure_ttl_s if job.failure_ttl is None else job.failure_ttl
     execution = Execution(pulled.execution, job.id, connection, worker_name=worker)
     return HeldJob(pulled.record, job, execution)
+
+
+def _fail_unreadable(pulled: Pulled, message: str, worker: str, pipe: Any) -> None:
+    record = pulled.record
+    error = InvalidRequest(message).to_dict()
+    final = dumps(job_object(record, status="failed", ended_at=time.time(), error=error))
+    pipe.xadd(events_key(record.id), {"event": "failed", "data": final}, id="0-*")
+    pipe.hset(job_key(record.id), mapping={"status": "failed", "sl_end": "failed"})
+    pipe.zadd(FailedJobRegistry(record.origin, pipe).key, {record.id: "+inf"})
+    pipe.lrem(held_key(worker), 0, record.id)
 
 
 def _register(held: HeldJob, pipe: Any) -> None:

@@ -6,13 +6,19 @@ import ctypes
 from typing import Any
 
 from worker.grammar import compile_grammar
-from worker.llama_native import ll, quick
+from worker.llama_native import ll, quick, slow
 
-_tokenize = quick("llama_tokenize")
+# A long prompt takes tens of milliseconds.
+_tokenize = slow("llama_tokenize")
 _to_piece = quick("llama_token_to_piece")
+_attributes = quick("llama_vocab_get_attr")
 _sampler_free = quick("llama_sampler_free")
 
 _CONTROL_ATTRS = ll.LLAMA_TOKEN_ATTR_CONTROL | ll.LLAMA_TOKEN_ATTR_UNKNOWN
+
+#: Characters that hold every byte UTF-8 can have.
+_SAMPLES = [*map(chr, range(0x100)), *map(chr, range(0x100, 0x800, 0x40)), *map(chr, range(0x800, 0xD800, 0x800))]
+_SAMPLES += [*map(chr, range(0xE000, 0x10000, 0x800)), *map(chr, range(0x10000, 0x110000, 0x8000))]
 
 
 class LlamaVocab:
@@ -34,10 +40,17 @@ class LlamaVocab:
         self._pieces: list[bytes | None] = [None] * self.n_tokens
         self.control = frozenset(token for token in range(self.n_tokens) if self._is_control(token))
         self._control_texts = frozenset(map(self.token_text, self.control))
+        self._missing = b""
+        self._missing = self._missing_bytes()
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
-        """See `Vocabulary`. A lone surrogate, which has no UTF-8, becomes U+FFFD."""
+        """See `Vocabulary`. A lone surrogate, which has no UTF-8, becomes U+FFFD.
+
+        So does a character the vocabulary has no bytes for; llama.cpp would drop it in silence.
+        """
         data = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+        if self._missing and len(data.translate(None, self._missing)) < len(data):
+            data = "".join(map(self._sayable, data.decode())).encode()
         room = len(data) + 2
         tokens = (ll.llama_token * room)()
         count = _tokenize(self.handle, data, len(data), tokens, room, False, parse_special)
@@ -73,11 +86,18 @@ class LlamaVocab:
             size = _to_piece(self.handle, token, buffer, -size, 0, True)
         return buffer.raw[:size]
 
+    def _missing_bytes(self) -> bytes:
+        """The bytes of UTF-8 that a vocabulary made of bytes has no token for."""
+        if ll.llama_vocab_type(self.handle) != ll.LLAMA_VOCAB_TYPE_BPE:
+            return b""
+        said = {byte for token in self.tokenize("".join(_SAMPLES), parse_special=False) for byte in self.piece(token)}
+        return bytes(set("".join(_SAMPLES).encode()) - said)
+
+    def _sayable(self, character: str) -> str:
+        return "\ufffd" if set(character.encode()) & set(self._missing) else character
+
     def _is_control(self, token: int) -> bool:
         return bool(_attributes(self.handle, token) & _CONTROL_ATTRS)
-
-
-_attributes = quick("llama_vocab_get_attr")
 
 
 def _token_or_none(token: int) -> int | None:

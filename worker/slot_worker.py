@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import signal
 import threading
 import time
@@ -21,13 +20,13 @@ from rq.command import parse_payload
 from rq.worker import BaseWorker
 from rq.worker.base import WorkerStatus
 
-from shared.errors import InternalError, QueueTimeout, SlotlineError
-from shared.jobs import JobStore, Pulled, request_of
+from shared.jobs import JobStore, Pulled
 from shared.names import (
     DEFAULT_MODEL,
     PRIORITIES,
     SERIALIZER,
     doorbell_key,
+    held_key,
     job_key,
     live_queues_key,
     queue_name,
@@ -36,13 +35,13 @@ from shared.names import (
 )
 from shared.registry import Registry, WorkerStats
 from shared.settings import WorkerSettings
-from worker.backend import SamplingParams
 from worker.engine import Engine
 from worker.finaliser import Finaliser, Outcome
-from worker.held import HeldJob, hold, waited_s
+from worker.held import HeldJob, hold
 from worker.intake import Intake
+from worker.preparing import Preparer
 from worker.publisher import Publisher
-from worker.requests import Ended, Event, HandedBack, Request, Stats
+from worker.requests import Ended, Event, HandedBack
 from worker.telemetry import Metrics
 
 log = logging.getLogger("slotline.worker")
@@ -50,6 +49,8 @@ log = logging.getLogger("slotline.worker")
 HEARTBEAT_S = 1.0
 #: An idle worker looks this often for jobs that came without ringing the doorbell (scheduler, RQ's own enqueue).
 LOOK_S = 0.25
+#: How often a stretch of the index of jobs is looked through for expired ones.
+TRIM_S = 10.0
 
 
 class SlotWorker(BaseWorker):
@@ -88,11 +89,12 @@ class SlotWorker(BaseWorker):
         self._n_ctx = n_ctx
         self._queue_names = names
         self._working: set[str] = set()
-        self._incoming: queue.SimpleQueue[list[HeldJob] | None] = queue.SimpleQueue()
         self._wake = threading.Event()
         self._parent_pid = os.getppid()
         self._stop_signals = 0
         self._next_heartbeat = 0.0
+        self._next_trim = 0.0
+        self._trim_from = 0
         self._queue_depth = 0
         self._born = time.time()
 
@@ -102,21 +104,20 @@ class SlotWorker(BaseWorker):
         """Work until told to stop; return with every job ended or handed back."""
         self.engine = engine
         self.metrics.connect(engine)
-        intake = threading.Thread(target=self._prepare_incoming, name="intake")
+        self._preparer = Preparer(self.intake, self.store, engine, self.emit)
         engine_thread = threading.Thread(target=self._run_engine, name="engine")
         self.register_birth()
         self.subscribe()
         self._install_signal_handlers()
         self._heartbeat()
-        for thread in (self.finaliser, self.publisher, intake, engine_thread):
+        for thread in (self.finaliser, self.publisher, self._preparer, engine_thread):
             thread.start()
         try:
             self._loop()
             self._drain()
         finally:
             # In the order of the data: nothing new, then the engine, then what it said, then what became of it.
-            self._incoming.put(None)
-            intake.join()
+            self._preparer.stop()
             engine.stop()
             engine_thread.join()
             self.publisher.stop()
@@ -148,7 +149,7 @@ class SlotWorker(BaseWorker):
             self.held[h.id] = h
             self._working.add(h.id)
             self.executions[h.execution.id] = h.execution
-        self._incoming.put(held)
+        self._preparer.put(held)
         return True
 
     def _wait(self, seconds: float) -> None:
@@ -158,6 +159,7 @@ class SlotWorker(BaseWorker):
     def _drain(self) -> None:
         """No new jobs; what waits goes back at once, what runs after `drain_s` or at the second signal."""
         log.info("stopping: %d jobs may go on for %g s", len(self._working), self.settings.drain_s)
+        self._preparer.stop()
         self.engine.hand_back(running=False)
         deadline = time.monotonic() + self.settings.drain_s
         handed_back = False
@@ -192,47 +194,6 @@ class SlotWorker(BaseWorker):
         finally:
             self._wake.set()
 
-    # --- intake thread ---
-
-    def _prepare_incoming(self) -> None:
-        while (jobs := self._incoming.get()) is not None:
-            for held in jobs:
-                try:
-                    self.engine.submit(self._prepare(held))
-                except SlotlineError as error:
-                    self._refuse(held, error)
-                except Exception as error:
-                    log.exception("a defect while job %s was prepared", held.id)
-                    self._refuse(held, InternalError(f"{type(error).__name__}: {error}"))
-
-    def _prepare(self, held: HeldJob) -> Request:
-        record = held.record
-        waited = waited_s(record)
-        prepared = self.intake.prepare(request_of(record), seed_source=f"{record.id}:{record.created_at}")
-        limit = prepared.body.queue_timeout_s
-        if limit is not None and waited > limit and record.attempts <= 1:
-            raise QueueTimeout(f"the job waited longer than its queue_timeout_s of {limit:g} s", "queue_timeout_s")
-        if record.end is not None:
-            self.store.reopen(record.id)
-        generated = self._logged_tokens(record.id) if record.attempts > 1 else ()
-        start_by = None if limit is None or generated else time.monotonic() + limit - waited
-        return self.intake.request(
-            prepared,
-            record.id,
-            held.execution.id,
-            generated=generated,
-            waited_s=waited,
-            start_by=start_by,
-        )
-
-    def _logged_tokens(self, job_id: str) -> tuple[int, ...]:
-        return tuple(t["token"] for t in self.store.stream.tokens(job_id) if t["token"] is not None)
-
-    def _refuse(self, held: HeldJob, error: SlotlineError) -> None:
-        request = Request(held.id, held.execution.id, (), SamplingParams(), 1, waited_s=waited_s(held.record))
-        stats = Stats(0, 0, 0, request.waited_s, 0.0, 0.0, 0.0, None)
-        self.emit([Ended(request, 0, "", stats, None, error)])
-
     # --- from other threads ---
 
     def emit(self, events: list[Event]) -> None:
@@ -253,6 +214,7 @@ class SlotWorker(BaseWorker):
         log.warning("job %s has another owner now; it is dropped here", job_id)
         self.engine.drop(job_id)
         self._working.discard(job_id)
+        self.connection.lrem(held_key(self.name), 0, job_id)
         self._on_done(job_id)
 
     # --- heartbeat ---
@@ -270,6 +232,7 @@ class SlotWorker(BaseWorker):
         self._reclaim()
         if self.should_run_maintenance_tasks:
             self.run_maintenance_tasks()
+        self._trim_index()
         if os.getppid() != self._parent_pid:
             log.warning("the parent process is gone; stopping")
             self._stop_signals = max(1, self._stop_signals)
@@ -320,6 +283,12 @@ class SlotWorker(BaseWorker):
         self.held[job_id] = held
         final = last.json()
         self.finaliser.put(Outcome(final["status"], held, final))
+
+    def _trim_index(self) -> None:
+        """Forget expired jobs, a stretch of the index at a time."""
+        if time.monotonic() >= self._next_trim:
+            self._next_trim = time.monotonic() + TRIM_S
+            self._trim_from = self.store.trim_index(self._trim_from)
 
     def _stats(self) -> WorkerStats:
         engine, pool = self.engine, self.engine.pool

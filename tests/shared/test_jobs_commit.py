@@ -230,17 +230,6 @@ def test_the_end_is_published_with_the_very_data_of_the_log(world: World) -> Non
     assert message["data"].decode() == '{"event":"done","id":"0-1","data":' + last.data + "}"
 
 
-def test_a_reopened_job_has_an_empty_log_and_can_end_again(world: World) -> None:
-    pulled = world.take()
-    world.say(pulled, "a")
-    world.store.cancel(pulled.record.id)
-    assert world.end(pulled, "cancelled", tokens=1) == "ok"
-    world.store.reopen(pulled.record.id)
-    assert world.events(pulled.record.id) == []
-    assert world.store.view(pulled.record.id)["status"] == "running"
-    assert world.end(pulled, "completed") == "ok"
-
-
 def test_a_job_of_plain_rq_ends_the_same_way(world: World) -> None:
     job = world.queue.enqueue(JOB_FUNCTION, {"prompt": "hi"})
     (pulled,) = world.pull()

@@ -134,16 +134,6 @@ def test_only_done_and_failed_are_the_last_of_a_stream(name: str, over: bool) ->
 # --- append through a pipeline ---
 
 
-def test_an_append_may_travel_in_a_pipeline_with_other_commands(world: World) -> None:
-    pulled = world.take()
-    with world.client.pipeline() as pipe:
-        assert world.store.stream.append([token(pulled.record.id, pulled.execution, 0)], client=pipe) == []
-        pipe.set("other", 1)
-        assert world.events(pulled.record.id) == []
-        assert pipe.execute() == [[], True]
-    assert world.events(pulled.record.id) == ["token"]
-
-
 # --- the text itself ---
 
 #: Lone surrogates too; a pair of them is one character in JSON, so no text of ours.

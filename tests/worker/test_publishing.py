@@ -191,3 +191,27 @@ def test_an_outage_delays_and_loses_nothing(
     indexes = [e.index for e in pipeline.store.stream.replay(request.id) if e.index is not None]
     assert indexes == [0, 1]
     assert pipeline.store.view(request.id)["status"] == "completed"
+
+
+def test_a_job_erased_after_its_commit_is_not_brought_back(pipeline: Pipeline, client: redis.Redis) -> None:
+    request = pipeline.take()
+    put = pipeline.finaliser.put
+
+    def erase_first(*outcomes: Any) -> None:
+        pipeline.store.erase(request.id)
+        put(*outcomes)
+
+    pipeline.finaliser.put = erase_first  # type: ignore[method-assign]
+    pipeline.say(*whole(request), wait=1)
+    assert [k for k in client.keys("*") if request.id.encode() in k] == []
+
+
+def test_a_job_that_rq_cannot_read_is_failed_and_the_others_go_on(pipeline: Pipeline, client: redis.Redis) -> None:
+    broken = pipeline.store.submit(JobRequest(prompt="x"), "m").job_id
+    client.hset(f"rq:job:{broken}", mapping={"result_ttl": "0.5", "created_at": "yesterday"})
+    fine = pipeline.store.submit(JobRequest(prompt="x"), "m").job_id
+    (held,) = hold(pipeline.store.pull("w", [QUEUE], 2), client, "w", pipeline.settings)
+    assert held.id == fine
+    view = pipeline.store.view(broken)
+    assert view["status"] == "failed" and "cannot be read" in view["error"]["message"]
+    assert client.lrange(held_key("w"), 0, -1) == [fine.encode()]

@@ -1,0 +1,97 @@
+"""The intake thread: turns the jobs a worker has pulled into requests of the engine.
+
+Rendering, tokenising and compiling a grammar take time that neither the main thread, which renews the lease, nor
+the engine can spare.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from redis.exceptions import RedisError
+
+from shared.errors import InternalError, QueueTimeout, SlotlineError
+from shared.jobs import JobStore, request_of
+from worker.backend import SamplingParams
+from worker.engine import Engine
+from worker.held import HeldJob, waited_s
+from worker.intake import Intake
+from worker.requests import Ended, Event, Request, Stats
+
+log = logging.getLogger("slotline.worker")
+
+RETRY_S = 0.25
+
+
+class Preparer:
+    """Prepares held jobs in order; what cannot be served ends here, without a slot."""
+
+    def __init__(self, intake: Intake, store: JobStore, engine: Engine, emit: Callable[[list[Event]], None]) -> None:
+        self._intake = intake
+        self._store = store
+        self._engine = engine
+        self._emit = emit
+        self._queue: queue.SimpleQueue[Sequence[HeldJob] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="intake")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Prepare what is there and end the thread; a second call does nothing."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def put(self, jobs: Sequence[HeldJob]) -> None:
+        """Queue jobs that were pulled together."""
+        self._queue.put(jobs)
+
+    def _run(self) -> None:
+        while (jobs := self._queue.get()) is not None:
+            for held in jobs:
+                try:
+                    self._engine.submit(self._prepare(held))
+                    if held.record.cancelling:
+                        self._engine.cancel(held.id)
+                except SlotlineError as error:
+                    self._refuse(held, error)
+                except Exception as error:
+                    log.exception("a defect while job %s was prepared", held.id)
+                    self._refuse(held, InternalError(f"{type(error).__name__}: {error}"))
+
+    def _prepare(self, held: HeldJob) -> Request:
+        record = held.record
+        waited = waited_s(record)
+        prepared = self._intake.prepare(request_of(record), seed_source=f"{record.id}:{record.created_at}")
+        limit = prepared.body.queue_timeout_s
+        generated = self._logged_tokens(record.id) if record.attempts > 1 else ()
+        may_wait = None if limit is None or generated else limit - waited
+        if may_wait is not None and may_wait < 0:
+            raise QueueTimeout(f"the job waited longer than its queue_timeout_s of {limit:g} s", "queue_timeout_s")
+        return self._intake.request(
+            prepared,
+            record.id,
+            held.execution.id,
+            generated=generated,
+            waited_s=waited,
+            start_by=None if may_wait is None else time.monotonic() + may_wait,
+        )
+
+    def _logged_tokens(self, job_id: str) -> tuple[int, ...]:
+        """The tokens an earlier attempt has generated; an outage of Redis is waited for."""
+        while True:
+            try:
+                return tuple(t["token"] for t in self._store.stream.tokens(job_id) if t["token"] is not None)
+            except RedisError as error:
+                log.warning("the log of job %s cannot be read, trying again: %s", job_id, error)
+                time.sleep(RETRY_S)
+
+    def _refuse(self, held: HeldJob, error: SlotlineError) -> None:
+        request = Request(held.id, held.execution.id, (), SamplingParams(), 1, waited_s=waited_s(held.record))
+        stats = Stats(0, 0, 0, request.waited_s, 0.0, 0.0, 0.0, None)
+        self._emit([Ended(request, 0, "", stats, None, error)])

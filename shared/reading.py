@@ -77,7 +77,7 @@ class JobReader:
 
     def _rq_error(self, job_id: str) -> dict[str, Any]:
         """What RQ noted of a failure that was not ours: the last line of the traceback."""
-        result = Result.fetch_latest(Job(job_id, connection=self.client), serializer=SERIALIZER)
+        result = Result.fetch_latest(Job(job_id, connection=self.client, serializer=SERIALIZER), serializer=SERIALIZER)
         lines = (result.exc_string or "").strip().splitlines() if result else []
         return InternalError(lines[-1] if lines else "the job failed outside Slotline").to_dict()
 

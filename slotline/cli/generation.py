@@ -1,0 +1,97 @@
+"""The options of a job: one flag for each field of `POST /v1/jobs`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+#: Field, type, what `--help` says. The server checks the values and names what is wrong.
+PLAIN: tuple[tuple[str, type, str], ...] = (
+    ("model", str, "Model to use; left out, the only or first one."),
+    ("max_tokens", int, "Most tokens to generate."),
+    ("temperature", float, "0 is greedy."),
+    ("top_k", int, "Sample from this many tokens; 0 means off."),
+    ("top_p", float, "Sample from the tokens that make up this share; 1 means off."),
+    ("min_p", float, "Leave out tokens below this share of the best; 0 means off."),
+    ("seed", int, "-1 means another one each time."),
+    ("repeat_penalty", float, "1 means off."),
+    ("frequency_penalty", float, "0 means off."),
+    ("presence_penalty", float, "0 means off."),
+    ("grammar_root", str, "Root rule of the grammar."),
+    ("timeout_s", float, "Time in a slot."),
+    ("queue_timeout_s", float, "Time spent waiting."),
+    ("id", str, "An id of yours: the same id with the same body is the same job."),
+    ("delay_s", float, "Start no sooner than this from now."),
+    ("run_at", str, "Start no sooner than this; ISO 8601 with a time zone."),
+    ("retries", int, "Times to try again after a failure that may pass."),
+    ("result_ttl_s", int, "How long the ended job is kept."),
+)
+
+
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add every flag of a job to a command, which takes them as keyword arguments."""
+    special = [
+        click.option("--stop", multiple=True, help="End before this text. May be repeated."),
+        click.option("--grammar", metavar="GBNF", help="GBNF grammar, or @FILE."),
+        click.option("--logit-bias", multiple=True, metavar="TOKEN=BIAS", help="May be repeated."),
+        click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token."),
+        click.option("--cache-prompt/--no-cache-prompt", default=None, help="Keep and use the KV cache of prefixes."),
+        click.option("--priority", type=click.Choice(["interactive", "normal", "batch"]), help="Who goes first."),
+        click.option("--depends-on", multiple=True, metavar="ID", help="Start after this job. May be repeated."),
+        click.option("--metadata", metavar="JSON", help="Kept with the job and given back."),
+    ]
+    plain = [click.option("--" + name.replace("_", "-"), name, type=kind, help=text) for name, kind, text in PLAIN]
+    for option in reversed(plain + special):
+        command = option(command)
+    return command
+
+
+def job_body(given: dict[str, Any]) -> dict[str, Any]:
+    """The body of the request from the flags that were given."""
+    body = {name: value for name, value in given.items() if value is not None and value != ()}
+    for name in ("stop", "depends_on"):
+        if name in body:
+            body[name] = list(body[name])
+    if "grammar" in body:
+        body["grammar"] = _text(body["grammar"])
+    if "logit_bias" in body:
+        body["logit_bias"] = dict(map(_bias, body["logit_bias"]))
+    if "metadata" in body:
+        body["metadata"] = _json(body["metadata"])
+    return body
+
+
+def token_ids(text: str) -> list[int]:
+    """Token ids with commas or spaces between."""
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of token ids", param_hint="--tokens") from None
+
+
+def _text(value: str) -> str:
+    if not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(str(error), param_hint="--grammar") from None
+
+
+def _bias(pair: str) -> tuple[str, float]:
+    token, _, bias = pair.partition("=")
+    try:
+        return token, float(bias)
+    except ValueError:
+        raise click.BadParameter(f"{pair!r} is not TOKEN=BIAS", param_hint="--logit-bias") from None
+
+
+def _json(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise click.BadParameter(f"not JSON: {error}", param_hint="--metadata") from None

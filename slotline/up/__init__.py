@@ -1,0 +1,1 @@
+"""`slotline up`: Redis, web API and one worker on this machine, started, watched and stopped together."""

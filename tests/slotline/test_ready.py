@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import shlex
+import sys
+
+import pytest
+
+from slotline.up import ready
+from slotline.up.ready import Readiness, commands
+from tests.slotline.scripted import Handler, ScriptedServer, answer, error
+
+
+def test_each_phase_is_told_once_until_all_is_there(server: ScriptedServer) -> None:
+    no_worker = answer(error(503, "no_worker", "no worker is live"), 503)
+    no_redis = answer(error(503, "redis_unavailable", "Redis does not answer"), 503)
+    server.on("GET", "/readyz", Handler.drop, no_redis, no_worker, no_worker, answer({"status": "ready"}))
+    said: list[str] = []
+    readiness = Readiness(server.url, said.append)
+    assert [readiness.look() for _ in range(5)] == [False, False, False, False, True]
+    assert said == ["starting the web API ...", "waiting for Redis ...", "loading the model ..."]
+
+
+def test_a_phase_that_lasts_is_told_again(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "REMIND_S", 0.0)
+    server.on("GET", "/readyz", answer(error(503, "no_worker", "no worker is live"), 503))
+    said: list[str] = []
+    readiness = Readiness(server.url, said.append)
+    readiness.look()
+    readiness.look()
+    assert said == ["loading the model ...", "still loading the model (0 s) ..."]
+
+
+@pytest.mark.parametrize("name", ["slotline", "__main__.py"])
+def test_the_commands_can_be_pasted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [f"/opt/x/bin/{name}"])
+    text = commands("http://127.0.0.1:8000")
+    lines = [line.strip() for line in text.splitlines() if line.startswith("  ")]
+    for line in lines:
+        shlex.split(line)
+    assert lines[2] == "curl -sN http://127.0.0.1:8000/v1/jobs/$JOB/events"
+    program = "/opt/x/bin/slotline" if name == "slotline" else f"{sys.executable} -m slotline"
+    assert lines[3].startswith(f"{program} submit --stream ")

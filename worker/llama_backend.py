@@ -36,6 +36,9 @@ _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
 _CACHE_SIZE = re.compile(r"\b(?:KV|RS) buffer size *= *([\d.]+) MiB")
 _OFFLOADED = re.compile(r"\boffloaded (\d+)/\d+ layers")
 
+_LOAD_ADVICE = "download the file again if it is not whole, or upgrade llama-cpp-python if it is newer"
+_CONTEXT_ADVICE = "change n_ctx, n_parallel, flash_attn or the cache types"
+
 
 class LlamaBackend:
     """The `Backend` of llama.cpp. All but `vocab` belongs to one thread.
@@ -51,11 +54,11 @@ class LlamaBackend:
         with collected_log() as log:
             self._model = ll.llama_model_load_from_file(str(path).encode(), _model_params(settings))
             if not self._model:
-                raise ModelError(f"llama.cpp cannot load {path}: {first_error(log)}")
+                raise ModelError(f"llama.cpp cannot load {path}: {first_error(log)}; {_LOAD_ADVICE}")
             self._context = ll.llama_init_from_model(self._model, _context_params(settings))
             if not self._context:
                 self.close()
-                raise ModelError(f"llama.cpp cannot make a context for {path}: {first_error(log)}")
+                raise ModelError(f"llama.cpp cannot make a context: {first_error(log)}; {_CONTEXT_ADVICE}")
         self._vocab = LlamaVocab(ll.llama_model_get_vocab(self._model))
         self.vocab: Vocabulary = self._vocab
         self.info = self._describe(settings, [line for _, line in log])

@@ -1,4 +1,4 @@
-"""The llama.cpp library: its functions called cheaply, and its log kept off the terminal.
+"""The llama.cpp library: its functions called cheaply, and of its log only what is an error.
 
 `ctypes.CDLL` gives the GIL away around each call, which `llama_decode` needs. For a call of a microsecond that is a
 loss: with another busy thread 50 µs instead of 0.5. `quick` calls keep the GIL.
@@ -7,6 +7,7 @@ loss: with another busy thread 50 µs instead of 0.5. `quick` calls keep the GIL
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "300")
 from llama_cpp import llama_cpp as ll  # noqa: E402
 
 __all__ = ["collected_log", "first_error", "ll", "quick", "slow"]
+
+log = logging.getLogger("slotline.llama")
 
 _LOG_ERROR, _LOG_CONTINUED = 4, 5
 
@@ -58,14 +61,17 @@ def first_error(lines: list[tuple[int, str]]) -> str:
     """The first error among log lines, without the name of the function that wrote it."""
     text = next((line for level, line in lines if level == _LOG_ERROR), "llama.cpp gave no reason")
     head, _, tail = text.partition(": ")
-    return (tail if tail and " " not in head else text).strip()
+    return " ".join((tail if tail and " " not in head else text).split())
 
 
 @ll.llama_log_callback  # type: ignore[untyped-decorator]
 def _log(level: int, text: bytes, _user_data: object) -> None:
     lines = getattr(_local, "lines", None)
+    line = text.decode(errors="replace").strip()
     if lines is not None and level != _LOG_CONTINUED:
-        lines.append((level, text.decode(errors="replace").strip()))
+        lines.append((level, line))
+    elif lines is None and level == _LOG_ERROR:
+        log.error("%s", line)
 
 
 ll.llama_log_set(_log, None)

@@ -210,7 +210,7 @@ def test_a_context_too_small_for_the_slots_is_refused(demo_model: Path) -> None:
 
 def test_a_cache_that_llama_cpp_cannot_make_is_one_line(demo_model: Path) -> None:
     given = {"model_path": str(demo_model), "n_ctx": 256, "cache_type_v": "q8_0", "flash_attn": "off"}
-    with pytest.raises(ModelError, match="cannot make a context .*flash") as caught:
+    with pytest.raises(ModelError, match="cannot make a context: .*flash") as caught:
         LlamaBackend(load(WorkerSettings, given))
     assert "\n" not in str(caught.value)
 

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from shared.ask import Question
+from shared.errors import ContextLengthExceeded, InvalidGrammar
+from shared.jobs import JobStore
+from tests.webapi.conftest import MODEL, MakeApp, ScriptedWorker
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def fine(question: Question) -> dict[str, Any]:
+    return {"prompt_tokens": 3}
+
+
+def test_without_any_model_a_job_waits_in_the_default_queue(http: FlaskClient) -> None:
+    answer = http.post("/v1/jobs", json={"prompt": "hi"})
+    assert answer.status_code == 202
+    assert answer.json["model"] == "default"
+
+
+@pytest.mark.parametrize("name", [None, "default", MODEL, "other-name"])
+def test_a_model_is_found_by_name_alias_or_default(http: FlaskClient, worker: ScriptedWorker, name: str | None) -> None:
+    worker.register(alias="other-name")
+    assert http.post("/v1/jobs", json={"prompt": "hi", "model": name}).json["model"] == MODEL
+
+
+def test_an_unknown_model_is_404_and_lists_the_models(http: FlaskClient, worker: ScriptedWorker) -> None:
+    answer = http.post("/v1/jobs", json={"prompt": "hi", "model": "gpt"})
+    assert answer.status_code == 404
+    assert answer.json["error"]["code"] == "model_not_found"
+    assert MODEL in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": [1, 1000]}, "prompt"),
+        ({"prompt": "a", "logit_bias": {"1000": 1}}, "logit_bias"),
+    ],
+)
+def test_token_ids_outside_the_vocabulary_are_refused(
+    http: FlaskClient, store: JobStore, worker: ScriptedWorker, body: dict[str, Any], param: str
+) -> None:
+    answer = http.post("/v1/jobs", json=body)
+    assert answer.status_code == 400
+    assert answer.json["error"]["param"] == param
+    assert "1000" in answer.json["error"]["message"]
+    assert list(store.newest()) == []
+
+
+def test_messages_to_a_model_without_template_name_the_option(http: FlaskClient, worker: ScriptedWorker) -> None:
+    worker.register(has_chat_template=False)
+    answer = http.post("/v1/jobs", json=CHAT)
+    assert answer.status_code == 400
+    assert answer.json["error"]["code"] == "chat_template_error"
+    assert answer.json["error"]["param"] == "messages"
+    assert "`chat_template`" in answer.json["error"]["message"]
+
+
+def test_max_tokens_above_the_servers_cap_is_refused(make_app: MakeApp) -> None:
+    http = make_app(max_tokens_cap=100).test_client()
+    answer = http.post("/v1/jobs", json={"prompt": "a", "max_tokens": 101})
+    assert answer.status_code == 400
+    assert answer.json["error"]["param"] == "max_tokens"
+    assert "100" in answer.json["error"]["message"]
+    assert http.post("/v1/jobs", json={"prompt": "a", "max_tokens": 100}).status_code == 202
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        CHAT,
+        {"prompt": "a", "grammar": 'root ::= "a"'},
+        {"prompt": "a" * 600},
+        {"prompt": "a", "max_tokens": 600},
+        {"prompt": [1] * 600},
+        {"prompt": "ä" * 300},
+    ],
+    ids=["messages", "grammar", "long", "many tokens", "many ids", "many bytes"],
+)
+def test_what_only_a_worker_knows_is_asked_of_it_first(
+    http: FlaskClient, worker: ScriptedWorker, body: dict[str, Any]
+) -> None:
+    worker.report()
+    with worker.answering(fine) as asked:
+        assert http.post("/v1/jobs", json=body | {"metadata": {"a": 1}}).status_code == 202
+    assert [question.kind for question in asked] == ["check"]
+    assert asked[0].body == {"request": body}
+
+
+@pytest.mark.parametrize(
+    ("error", "param"),
+    [
+        (ContextLengthExceeded("700 tokens do not fit 512", "prompt"), "prompt"),
+        (InvalidGrammar("line 1: no rule", "grammar"), "grammar"),
+    ],
+    ids=["context", "grammar"],
+)
+def test_a_workers_refusal_is_the_answer_and_nothing_is_queued(
+    http: FlaskClient, store: JobStore, worker: ScriptedWorker, error: Exception, param: str
+) -> None:
+    def refuse(question: Question) -> dict[str, Any]:
+        raise error
+
+    worker.report()
+    with worker.answering(refuse):
+        answer = http.post("/v1/jobs", json={"prompt": "a" * 700, "grammar": "x"})
+    assert answer.status_code == 400
+    assert answer.json == {"error": error.to_dict()}
+    assert answer.json["error"]["param"] == param
+    assert list(store.newest()) == []
+
+
+def test_a_request_that_surely_fits_is_not_asked_about(http: FlaskClient, worker: ScriptedWorker) -> None:
+    worker.report()
+    with worker.answering(fine) as asked:
+        assert http.post("/v1/jobs", json={"prompt": "a" * 100, "max_tokens": 300}).status_code == 202
+    assert asked == []
+
+
+def test_without_a_live_worker_nothing_is_asked_and_the_job_is_queued(
+    http: FlaskClient, worker: ScriptedWorker
+) -> None:
+    with worker.answering(fine) as asked:
+        assert http.post("/v1/jobs", json=CHAT).status_code == 202
+    assert asked == []
+
+
+def test_a_worker_that_does_not_answer_in_time_does_not_stop_the_job(make_app: MakeApp, worker: ScriptedWorker) -> None:
+    worker.report()
+    http = make_app(ask_timeout_s=0.05).test_client()
+    assert http.post("/v1/jobs", json=CHAT).status_code == 202

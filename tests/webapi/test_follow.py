@@ -1,0 +1,141 @@
+"""The join of log and channel, with a log and a channel that the test controls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from shared.errors import JobNotFound
+from shared.jobs import JobStore
+from shared.records import JobRecord
+from shared.schemas import JobRequest
+from shared.stream import START, Event, EventId
+from webapi.follow import Follower
+from webapi.subscription import Notice
+
+
+def token(index: int) -> Event:
+    return Event(EventId.of_token(index), "token", "{}")
+
+
+def note(tokens: int, step: int, name: str = "resumed") -> Event:
+    return Event(EventId(tokens, step), name, "{}")
+
+
+class Log:
+    """Stands for the store: a log that the test fills, and a record that is over or not."""
+
+    def __init__(self, record: JobRecord) -> None:
+        self.record = record
+        self.entries: list[Event] = []
+        self.reads = 0
+        self.stream = self
+        self.broken = 0
+
+    def replay(self, job_id: str, after: EventId) -> Iterator[Event]:
+        self.reads += 1
+        if self.broken:
+            self.broken -= 1
+            raise redis.ConnectionError("gone")
+        yield from sorted((e for e in self.entries if e.id > after), key=lambda e: e.id)
+
+    def last(self, job_id: str) -> Event | None:
+        return max(self.entries, key=lambda e: e.id, default=None)
+
+    def fetch(self, job_id: str) -> JobRecord:
+        return self.record
+
+
+class Channel:
+    """Stands for the subscription: gives what the test has put there, then silence."""
+
+    def __init__(self, items: list[Event | Notice]) -> None:
+        self.items = items
+
+    def get(self, timeout_s: float) -> Event | Notice:
+        return self.items.pop(0) if self.items else Notice.CLOSED
+
+
+@pytest.fixture
+def record(store: JobStore) -> JobRecord:
+    return store.fetch(store.submit(JobRequest(prompt="hi"), "tiny").job_id)
+
+
+def run(log: Log, items: list[Event | Notice], after: EventId = START) -> list[str]:
+    store: Any = log
+    channel: Any = Channel(items)
+    found = Follower(store, channel, log.record, after).events(60)
+    return ["-" if event is None else str(event.id) for event in found]
+
+
+def test_events_that_join_are_passed_on_without_reading_the_log(record: JobRecord) -> None:
+    log = Log(record)
+    items: list[Event | Notice] = [note(0, 1, "started"), token(0), token(1), note(2, 1, "done")]
+    assert run(log, items) == ["0-1", "1-0", "2-0", "2-1"]
+    assert log.reads == 1
+
+
+def test_events_in_the_log_and_on_the_channel_come_once(record: JobRecord) -> None:
+    log = Log(record)
+    log.entries = [note(0, 1, "started"), token(0), token(1)]
+    assert run(log, [token(0), token(1), token(2)]) == ["0-1", "1-0", "2-0", "3-0"]
+
+
+def test_a_hole_sends_the_reader_to_the_log(record: JobRecord) -> None:
+    log = Log(record)
+    items: list[Event | Notice] = [token(0), token(3)]
+    found = Follower(log, Channel(items), record, START).events(60)
+    assert next(found) == token(0)
+    log.entries = [token(0), token(1), token(2), token(3)]
+    assert list(found) == [token(1), token(2), token(3)]
+
+
+def test_a_gap_sends_the_reader_to_the_log(record: JobRecord) -> None:
+    log = Log(record)
+    log.entries = [token(0)]
+    found = Follower(log, Channel([Notice.GAP]), record, START).events(60)
+    assert next(found) == token(0)
+    log.entries += [token(1), note(2, 1, "done")]
+    assert list(found) == [token(1), note(2, 1, "done")]
+
+
+def test_an_end_whose_log_has_expired_is_passed_on(record: JobRecord) -> None:
+    assert run(Log(record), [note(7, 1, "done"), token(8)]) == ["7-1"]
+
+
+def test_nothing_follows_the_end(record: JobRecord) -> None:
+    log = Log(record)
+    log.entries = [token(0), note(1, 1, "failed"), note(1, 2, "resumed"), token(1)]
+    assert run(log, [token(2)]) == ["1-0", "1-1"]
+
+
+def test_a_reader_that_could_not_read_the_log_tries_again_and_misses_nothing(record: JobRecord) -> None:
+    log = Log(record)
+    log.entries = [token(0), token(1)]
+    log.broken = 2
+    items: list[Event | Notice] = [token(1), Notice.SILENCE, token(2)]
+    assert run(log, items) == ["1-0", "2-0", "3-0"]
+
+
+def test_a_stopping_server_ends_a_stream_without_an_end(record: JobRecord) -> None:
+    assert run(Log(record), [token(0), Notice.CLOSED, token(1)]) == ["1-0"]
+
+
+def test_a_record_that_is_gone_ends_the_stream_with_job_removed(
+    record: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(record)
+
+    def fetch(job_id: str) -> JobRecord:
+        raise JobNotFound(job_id)
+
+    monkeypatch.setattr(log, "fetch", fetch)
+    log.entries = [token(0)]
+    found = list(Follower(log, Channel([]), record, START).events(60))
+    assert found[0] == token(0)
+    assert found[1] is not None and found[1].name == "failed"
+    assert found[1].json()["error"]["code"] == "job_removed"
+    assert len(found) == 2

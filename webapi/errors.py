@@ -1,0 +1,132 @@
+"""From errors to HTTP: one status for each error of the tree, and JSON for whatever goes wrong."""
+
+from __future__ import annotations
+
+import logging
+
+from flask import Flask, Response, jsonify, request
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError,
+    ExecAbortError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
+
+from shared import errors as tree
+from shared.errors import BodyTooLarge, InternalError, QueueFull, RedisUnavailable, SlotlineError
+
+log = logging.getLogger(__name__)
+
+STATUS: dict[type[SlotlineError], int] = {
+    tree.InvalidRequest: 400,
+    tree.UnknownModel: 404,
+    tree.ContextLengthExceeded: 400,
+    tree.InvalidGrammar: 400,
+    tree.ChatTemplateError: 400,
+    tree.BodyTooLarge: 413,
+    tree.NotFound: 404,
+    tree.JobNotFound: 404,
+    tree.Conflict: 409,
+    tree.IdConflict: 409,
+    tree.JobAlreadyEnded: 409,
+    tree.QueueFull: 429,
+    tree.Unavailable: 503,
+    tree.RedisUnavailable: 503,
+    tree.NoWorker: 503,
+    tree.GenerationError: 500,
+    tree.GenerationTimeout: 504,
+    tree.QueueTimeout: 504,
+    tree.GrammarDeadEnd: 422,
+    tree.BadLogits: 500,
+    tree.DecodeFailed: 500,
+    tree.JobRemoved: 410,
+    tree.InternalError: 500,
+}
+
+#: What a caller is told to wait when something behind the API is not there.
+RETRY_AFTER_S = 5
+
+#: Beginnings of Redis' answers that speak of its state, not of our command.
+SICK = ("OOM", "MISCONF", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
+
+
+def register(app: Flask) -> None:
+    """Make the app answer every error as JSON."""
+    app.register_error_handler(SlotlineError, answer)
+    app.register_error_handler(RedisError, _redis_failed)
+    app.register_error_handler(HTTPException, _http_error)
+    app.register_error_handler(Exception, _defect)
+
+
+def answer(error: SlotlineError) -> Response:
+    """The HTTP answer to an error of ours."""
+    response = jsonify({"error": error.to_dict()})
+    response.status_code = STATUS[type(error)]
+    if isinstance(error, QueueFull):
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    elif response.status_code == 503:
+        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response
+
+
+def _redis_failed(error: RedisError) -> Response:
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        state = "is still loading its data" if isinstance(error, BusyLoadingError) else "does not answer"
+        log.warning("Redis %s: %s", state, error)
+        return answer(RedisUnavailable(f"Redis {state}; try again later"))
+    if _refuses(error):
+        log.warning("Redis refuses: %s", type(error).__name__)
+        return answer(RedisUnavailable("Redis is full, read-only or busy and refuses the command; try again later"))
+    return _defect(error)
+
+
+def _refuses(error: RedisError) -> bool:
+    if isinstance(error, (OutOfMemoryError, ReadOnlyError)):
+        return True
+    # Within a pipeline redis-py puts words of its own in front of Redis' answer.
+    text = str(error)
+    return isinstance(error, (ResponseError, ExecAbortError)) and any(
+        text.startswith(word) or f": {word} " in text for word in SICK
+    )
+
+
+def _http_error(error: HTTPException) -> Response:
+    """An error of Flask's or Werkzeug's own, with its headers (`Allow`, …) kept."""
+    if isinstance(error, RequestEntityTooLarge):
+        return answer(_too_large())
+    body: dict[str, str | None] = {"message": _message(error), "type": _kind(error.code or 500), "param": None}
+    body["code"] = error.name.lower().replace(" ", "_")
+    response = jsonify({"error": body})
+    response.status_code = error.code or 500
+    for name, value in error.get_headers():
+        if name.lower() != "content-type":
+            response.headers[name] = value
+    return response
+
+
+def _too_large() -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {request.max_content_length} bytes (SLOTLINE_MAX_BODY_BYTES)")
+
+
+def _message(error: HTTPException) -> str:
+    if isinstance(error, NotFound):
+        return f"there is nothing at {request.path}"
+    if isinstance(error, MethodNotAllowed):
+        return f"{request.method} is not possible here; {', '.join(sorted(error.valid_methods or ()))} is"
+    return error.description or error.name
+
+
+def _kind(status: int) -> str:
+    if status >= 500:
+        return "server_error"
+    return tree.KINDS["NotFound"] if status == 404 else tree.KINDS["InvalidRequest"]
+
+
+def _defect(error: Exception) -> Response:
+    log.error("a defect while answering %s %s", request.method, request.path, exc_info=error)
+    return answer(InternalError("something went wrong on our side; the server's log has the details"))

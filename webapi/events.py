@@ -1,0 +1,156 @@
+"""`GET /v1/jobs/{id}/events`: a job's events as Server-Sent Events.
+
+A frame's data is one line of ASCII JSON, so no text can break it. Only `token` events have an index as their id;
+the last event has the id `end`.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from flask import Response, request
+from pydantic import Field
+
+from shared.errors import InvalidRequest
+from shared.schemas import ErrorResponse, JobObject, Strict, TokenEvent
+from shared.stream import START, Event, EventId
+from webapi.describe import Parameters, Query, blueprint, event_stream
+from webapi.follow import Follower
+from webapi.paths import JobPath, stored_job
+from webapi.services import services
+
+bp = blueprint("events", "jobs")
+
+#: The id of the last event. A reader that has it needs nothing more.
+END = "end"
+#: First in every stream: how soon a browser reconnects, and a comment that makes the headers go out at once.
+HELLO = b"retry: 1000\n\n: connected\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
+
+
+class Started(Strict):
+    """Data of `started`, and of `resumed` after an interruption: the job has a slot."""
+
+    prompt_tokens: int
+    tokens: int = Field(description="Tokens generated before, so the index that comes next.")
+
+
+EVENTS = event_stream(
+    bp,
+    {"started": Started, "resumed": Started, "token": TokenEvent, "done": JobObject, "failed": JobObject},
+    {"token": {"type": "string", "pattern": "^[0-9]+$"}, "done": {"const": END}, "failed": {"const": END}},
+)
+
+
+class EventsQuery(Query):
+    """Where a returning reader goes on."""
+
+    after: str | None = Field(
+        None, description="Index of the last token the reader has, or `end`. Equals the header `Last-Event-ID`."
+    )
+
+
+class EventsHeader(Parameters):
+    """What a browser sends when it reconnects."""
+
+    last_event_id: str | None = Field(None, alias="Last-Event-ID", description="Id of the last event the reader has.")
+
+
+@bp.get(
+    "/v1/jobs/<job_id>/events",
+    summary="Follow a job",
+    responses={200: EVENTS, 204: None, 404: ErrorResponse},
+)
+def job_events(path: JobPath, header: EventsHeader, query: EventsQuery) -> Response:
+    """Every event of the job from its start, or after the reader's last one, until its end.
+
+    Of `after` and `Last-Event-ID` the further one counts: a browser repeats the address it was given and adds the
+    header when it reconnects. With `end` the answer is 204, which stops an EventSource.
+    """
+    given = services()
+    record = stored_job(path)
+    place = max(read_place(query.after, "after"), read_place(header.last_event_id, "Last-Event-ID"))
+    if place == PAST_END:
+        return _without_body(204)
+    if request.method == "HEAD":
+        return _without_body(200)
+    subscription = given.hub.open(record.id)
+    follower = Follower(given.store, subscription, record, place)
+    gone = partial(reader_is_gone, request.environ)
+    frames = stream_frames(follower.events(given.settings.keep_alive_s), gone)
+    response = Response(frames, content_type="text/event-stream", headers=HEADERS)
+    response.call_on_close(subscription.close)
+    return response
+
+
+PAST_END = EventId(2**63, 0)
+
+
+def read_place(text: str | None, name: str) -> EventId:
+    """The place in the log that `after` or `Last-Event-ID` means.
+
+    Raises:
+        InvalidRequest: it is neither an index nor `end`.
+    """
+    if not text:
+        return START
+    if text == END:
+        return PAST_END
+    if not re.fullmatch("-1|[0-9]{1,10}", text):
+        raise InvalidRequest(f"`{name}` must be the index of a token or `{END}`, not {text[:40]!r}", name)
+    return EventId.of_token(int(text))
+
+
+def stream_frames(events: Iterator[Event | None], gone: Callable[[], bool]) -> Iterator[bytes]:
+    """The stream as bytes. Ends when the job does, or at a keep-alive that finds the reader gone."""
+    yield HELLO
+    for event in events:
+        if event is not None:
+            yield frame(event)
+        elif gone():
+            return
+        else:
+            yield KEEP_ALIVE
+
+
+def frame(event: Event) -> bytes:
+    """One event as a frame."""
+    lines = [f"event: {event.name}"]
+    if event.is_terminal:
+        lines.append(f"id: {END}")
+    elif event.index is not None:
+        lines.append(f"id: {event.index}")
+    return "\n".join([*lines, f"data: {event.data}", "", ""]).encode()
+
+
+def reader_is_gone(environ: dict[str, Any]) -> bool:
+    """Whether the other side has closed its connection; False where that cannot be seen.
+
+    A write to a closed connection succeeds once before the next one fails, so writes alone notice it a whole
+    keep-alive later.
+    """
+    connection: socket.socket | None = environ.get("gunicorn.socket")
+    if connection is None:
+        return False
+    limit_s = connection.gettimeout()
+    connection.settimeout(0)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.settimeout(limit_s)
+
+
+def _without_body(status: int) -> Response:
+    response = Response(status=status, content_type="text/event-stream", headers=HEADERS)
+    if status == 204:
+        del response.headers["Content-Type"]
+    return response

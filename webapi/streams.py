@@ -1,0 +1,211 @@
+"""The hub: one Redis subscription for all readers of a web process.
+
+A thread of its own holds the only pub/sub connection; nothing else touches that connection. It subscribes to a
+job's channel when the first reader comes and lets go when the last one leaves, and it ends, with its
+connection, some seconds after the last reader of all. Readers wake it over a channel of the hub's own, so that
+even a quiet connection takes new readers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from typing import Any
+
+import redis
+from redis.exceptions import RedisError, TimeoutError
+
+from shared.connection import connect
+from shared.errors import RedisUnavailable, Unavailable
+from shared.settings import WebSettings
+from shared.stream import Event
+from webapi.subscription import Subscription
+
+log = logging.getLogger(__name__)
+
+#: How often a quiet hub looks after its subscriptions.
+TICK_S = 1.0
+#: How long the hub stays after its last reader: a burst of short waits shares one connection.
+LINGER_S = 5.0
+RECONNECT_S = 0.25
+
+
+class Hub:
+    """Gives readers their subscriptions and feeds them."""
+
+    def __init__(self, settings: WebSettings, client: redis.Redis) -> None:
+        self._settings = settings
+        self._client = client
+        self._control = f"slotline:web:{uuid.uuid4().hex}"
+        self._lock = threading.Lock()
+        self._readers: dict[str, list[Subscription]] = {}
+        self._asked: set[str] = set()  # channels we have sent SUBSCRIBE for on this connection
+        self._live: set[str] = set()  # those of them Redis has confirmed
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    @property
+    def open_streams(self) -> int:
+        """Readers there are now."""
+        with self._lock:
+            return sum(map(len, self._readers.values()))
+
+    def open(self, job_id: str) -> Subscription:
+        """Subscribe to a job; on return Redis has confirmed it, so whatever is published now arrives.
+
+        Raises:
+            Unavailable: `max_streams` readers are here already, or the server is stopping.
+            RedisUnavailable: Redis did not confirm in time.
+            RedisError: it could not be reached.
+        """
+        subscription = Subscription(job_id, self._leave)
+        self._enter(subscription)
+        try:
+            if not subscription.ready.is_set():
+                self._client.publish(self._control, "")  # wakes the thread
+            if not subscription.ready.wait(self._settings.redis_timeout_s):
+                raise RedisUnavailable("Redis did not confirm the subscription in time")
+        except BaseException:
+            subscription.close()
+            raise
+        return subscription
+
+    def _leave(self, subscription: Subscription) -> None:
+        """Forget a reader; its channel is let go at the hub's next look."""
+        with self._lock:
+            readers = self._readers.get(subscription.channel, [])
+            if subscription in readers:
+                readers.remove(subscription)
+            if not readers:
+                self._readers.pop(subscription.channel, None)
+
+    def close(self) -> None:
+        """End every stream and the thread. The hub takes no readers after this."""
+        self._closing.set()
+        with self._lock:
+            readers = [reader for group in self._readers.values() for reader in group]
+            thread = self._thread
+        for reader in readers:
+            reader.shut()
+        if thread is not None and thread.is_alive():
+            with contextlib.suppress(RedisError):
+                self._client.publish(self._control, "")  # wakes it
+            thread.join(timeout=2 * TICK_S)
+
+    def _enter(self, subscription: Subscription) -> None:
+        limit = self._settings.max_streams
+        with self._lock:
+            if self._closing.is_set():
+                raise Unavailable("the server is stopping")
+            if sum(map(len, self._readers.values())) >= limit:
+                raise Unavailable(f"{limit} streams are open, which is the most one web process takes; try again")
+            self._readers.setdefault(subscription.channel, []).append(subscription)
+            if subscription.channel in self._live:
+                subscription.ready.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stream-hub", daemon=True)
+                self._thread.start()
+
+    # --- the hub's own thread ---
+
+    def _run(self) -> None:
+        client: Any = connect(self._settings)
+        with client:
+            self._serve(client)
+
+    def _serve(self, client: Any) -> None:
+        while not self._closing.is_set():
+            try:
+                with client.pubsub() as pubsub:
+                    self._listen(pubsub)
+                return
+            except (RedisError, OSError) as error:
+                log.warning("the subscription to Redis was lost: %s", error)
+            with self._lock:
+                self._asked.clear()
+                self._live.clear()
+            self._closing.wait(RECONNECT_S)
+
+    def _listen(self, pubsub: Any) -> None:
+        """Feed the readers until the hub is closed or has had none for a while."""
+        pubsub.subscribe(self._control)
+        heard = wanted = time.monotonic()
+        while not self._closing.is_set():
+            message = pubsub.get_message(timeout=TICK_S)
+            now = time.monotonic()
+            if message is not None:
+                heard = now
+                self._handle(pubsub, message)
+                continue
+            self._sync(pubsub)
+            self._check_line(pubsub, now - heard)
+            if self._asked:
+                wanted = now
+            elif now - wanted >= LINGER_S and self._retire():
+                return
+
+    def _handle(self, pubsub: Any, message: dict[str, Any]) -> None:
+        channel = message["channel"].decode() if message["channel"] else ""
+        if channel == self._control and message["type"] in ("subscribe", "message"):
+            self._sync(pubsub)
+        elif message["type"] == "subscribe":
+            self._confirm(channel)
+        elif message["type"] == "message" and not self._dispatch(channel, message["data"]):
+            self._sync(pubsub)
+
+    def _sync(self, pubsub: Any) -> None:
+        """Subscribe to what readers want and let go of what none wants."""
+        with self._lock:
+            wanted = set(self._readers)
+            new, old = wanted - self._asked, self._asked - wanted
+            self._asked = wanted
+            self._live -= old
+        if new:
+            pubsub.subscribe(*new)
+        if old:
+            pubsub.unsubscribe(*old)
+
+    def _confirm(self, channel: str) -> None:
+        with self._lock:
+            if channel not in self._asked:
+                return
+            self._live.add(channel)
+            readers = list(self._readers.get(channel, ()))
+        for reader in readers:
+            reader.confirm()
+
+    def _dispatch(self, channel: str, data: bytes) -> bool:
+        """Hand an event to its readers; False if there are none."""
+        with self._lock:
+            readers = list(self._readers.get(channel, ()))
+        if not readers:
+            return False
+        try:
+            event = Event.from_message(data)
+        except (ValueError, KeyError, TypeError):
+            log.warning("something on %s that is no event was ignored", channel)
+            return True
+        for reader in readers:
+            reader.offer(event)
+        return True
+
+    def _check_line(self, pubsub: Any, silent_s: float) -> None:
+        """Notice a connection that is dead without having said so."""
+        limit = self._settings.redis_timeout_s
+        if silent_s > 2 * limit:
+            raise TimeoutError(f"no sound from Redis for {silent_s:.0f} s")
+        if silent_s > limit:
+            pubsub.ping()
+
+    def _retire(self) -> bool:
+        """End the thread, unless a reader has come meanwhile."""
+        with self._lock:
+            if self._readers:
+                return False
+            self._thread = None
+            self._asked.clear()
+            self._live.clear()
+            return True

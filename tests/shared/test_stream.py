@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared import stream
 from shared.stream import START, Append, Event, EventId, TokenStream, dumps
-from tests.shared.world import World, token
+from tests.shared.world import World
 
 # --- event ids ---
 

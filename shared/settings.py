@@ -115,6 +115,12 @@ class WorkerSettings(Settings):
     grammar: str = Field("", description="Default GBNF grammar.")
     grammar_root: str = Field("root", min_length=1, description="Root rule of the default grammar.")
 
+    flush_s: float = Field(
+        0.03,
+        ge=0,
+        le=1,
+        description="Publish tokens this often; a job's first and its end at once. 0: each tick.",
+    )
     drain_s: float = Field(20.0, ge=0, description="How long running jobs may go on after SIGTERM.")
     lease_s: Seconds = Field(5.0, description="A worker that has not renewed its lease this long counts as dead.")
 

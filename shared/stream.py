@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+from redis.exceptions import RedisError
 
 from shared.lua import script
 from shared.names import events_key, job_key
@@ -93,9 +94,36 @@ class Append:
     data: str
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def dumps(data: Any) -> str:
     """JSON on one line, ASCII only: U+2028 and lone surrogates cannot break a frame."""
-    return json.dumps(data, separators=(",", ":"))
+    return _encode(data)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendCall:
+    """The keys and arguments of one `append` script call."""
+
+    jobs: list[tuple[str, str]]
+    keys: list[str]
+    args: list[Any]
+
+    @classmethod
+    def of(cls, events: Sequence[Append]) -> AppendCall:
+        """One call for events of many jobs, in the given order."""
+        jobs = list(dict.fromkeys((e.job_id, e.execution) for e in events))
+        number = {job: n for n, job in enumerate(jobs, 1)}
+        keys = [key for job_id, _ in jobs for key in (job_key(job_id), events_key(job_id))]
+        args: list[Any] = [execution for _, execution in jobs]
+        for e in events:
+            args += (number[e.job_id, e.execution], e.at, e.name, e.data)
+        return cls(jobs, keys, args)
+
+    def refused(self, reply: Sequence[int]) -> list[str]:
+        """The ids of the jobs whose events the script refused."""
+        return [self.jobs[n - 1][0] for n in reply]
 
 
 class TokenStream:
@@ -105,20 +133,19 @@ class TokenStream:
         self.client: Any = client  # redis-py types every reply as str or bytes or a promise of one
         self._append = script(client, "append")
 
-    def append(self, events: Sequence[Append], client: Any = None) -> list[str]:
+    @property
+    def append_sha(self) -> str:
+        """The name of the `append` script in Redis."""
+        return str(self._append.sha)
+
+    def append(self, events: Sequence[Append]) -> list[str]:
         """Write events of many jobs in one script call, in the given order.
 
-        With a pipeline as `client` the call is only queued and the list is empty.
         Returns the ids of the jobs that have another owner now, whose events were refused. An index that is in the
         log already is success.
         """
-        jobs = list(dict.fromkeys((e.job_id, e.execution) for e in events))
-        number = {job: n for n, job in enumerate(jobs, 1)}
-        keys = [key for job_id, _ in jobs for key in (job_key(job_id), events_key(job_id))]
-        args: list[Any] = [execution for _, execution in jobs]
-        for e in events:
-            args += (number[e.job_id, e.execution], e.at, e.name, e.data)
-        return [jobs[n - 1][0] for n in self._append(keys=keys, args=args)]
+        call = AppendCall.of(events)
+        return call.refused(self._append(keys=call.keys, args=call.args))
 
     def replay(self, job_id: str, after: EventId = START) -> Iterator[Event]:
         """The logged events later than `after`, in order, read page by page."""
@@ -139,3 +166,70 @@ class TokenStream:
     def tokens(self, job_id: str) -> list[dict[str, Any]]:
         """The data of the token events so far."""
         return [event.json() for event in self.replay(job_id) if event.name == "token"]
+
+
+class EventWriter:
+    """Appends events over a connection of its own and does not wait: each reply is read before the next call.
+
+    A worker writes once a tick, and waiting for the reply would wake its publisher once more in every tick, on
+    cores that the model needs. What goes wrong is mended when it is noticed, by sending the events again. One thread
+    only.
+    """
+
+    def __init__(self, client: redis.Redis, stream: TokenStream) -> None:
+        self._pool: Any = client.connection_pool
+        self._connection: Any = None
+        self._stream = stream
+        self._sha = stream.append_sha
+        self._in_flight: Sequence[Append] = ()
+        self._sent = False
+
+    def send(self, events: Sequence[Append]) -> list[str]:
+        """Write events. Returns the ids of the jobs that the call before this one was refused for.
+
+        Raises:
+            RedisError: the events of the call before are not written; call again with the same events.
+        """
+        refused = self.settle()
+        self._in_flight = events
+        call = AppendCall.of(events)
+        try:
+            if self._connection is None:
+                self._connection = self._pool.get_connection()
+            self._connection.send_command("EVALSHA", self._sha, len(call.keys), *call.keys, *call.args)
+            self._sent = True
+        except RedisError:
+            self._reset()
+        return refused
+
+    def settle(self) -> list[str]:
+        """Wait until all that was sent is written; returns as `send`.
+
+        Raises:
+            RedisError: it is not written; call again.
+        """
+        if not self._in_flight:
+            return []
+        call, reply = AppendCall.of(self._in_flight), None
+        if self._sent:
+            try:
+                reply = self._connection.read_response()
+            except RedisError:
+                self._reset()
+        refused = self._stream.append(self._in_flight) if reply is None else call.refused(reply)
+        self._in_flight, self._sent = (), False
+        return refused
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            self._pool.release(self._connection)
+            self._connection = None
+
+    def _reset(self) -> None:
+        """A reply may still be on its way on the old connection, so that one is not used again."""
+        self._sent = False
+        if self._connection is not None:
+            self._connection.disconnect()
+            self._pool.release(self._connection)
+            self._connection = None

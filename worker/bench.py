@@ -139,7 +139,7 @@ class EngineBench:
         """Seconds until the engine has generated and the server has every token and every end."""
         held = self._jobs(tokens)
         ends = _Countdown(len(held))
-        publisher = Publisher(self._store, held, ends, _never_lost)  # type: ignore[arg-type]
+        publisher = Publisher(self._store, held, ends, _never_lost, self._settings.flush_s)  # type: ignore[arg-type]
         engine = Engine(
             self._backend,
             load_strategy("decode_maximal"),

@@ -1,7 +1,8 @@
-"""Writes what the engine says to Redis: token events in one script call a tick, and the commit of each end.
+"""Writes what the engine says to Redis: token events in one script call, and the commit of each end.
 
-A thread of its own, so that the tick never waits for Redis. While Redis is away it keeps trying with what it
-has; appending a token twice changes nothing.
+A thread of its own, so that the tick never waits for Redis. It writes every `flush_s`, and at once what somebody
+waits for: each write wakes this thread and the server, on cores that a model on a CPU needs for itself. While Redis
+is away it keeps trying with what it has; appending a token twice changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from redis.exceptions import RedisError
 
 from shared.jobs import End, JobStore
 from shared.records import job_object
-from shared.stream import Append, EventId, dumps
+from shared.stream import Append, EventId, EventWriter, dumps
 from worker.finaliser import Finaliser, Kind, Outcome
 from worker.held import HeldJob
 from worker.requests import Ended, Event, HandedBack, Started, Token
@@ -31,12 +32,20 @@ class Publisher:
     """Takes lists of events from any thread and writes them in order."""
 
     def __init__(
-        self, store: JobStore, held: Mapping[str, HeldJob], finaliser: Finaliser, on_lost: Callable[[str], None]
+        self,
+        store: JobStore,
+        held: Mapping[str, HeldJob],
+        finaliser: Finaliser,
+        on_lost: Callable[[str], None],
+        flush_s: float = 0.0,
     ) -> None:
         self._store = store
         self._held = held
         self._finaliser = finaliser
         self._on_lost = on_lost
+        self._flush_s = flush_s
+        self._urgent = threading.Event()
+        self._writer = EventWriter(store.client, store.stream)
         self._queue: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="publisher")
 
@@ -47,41 +56,55 @@ class Publisher:
     def stop(self) -> None:
         """Write what is there and end the thread."""
         self._queue.put(None)
+        self._urgent.set()
         self._thread.join()
 
     def put(self, events: list[Event]) -> None:
         """Queue the events of one tick."""
         self._queue.put(events)
+        if any(map(_is_urgent, events)):
+            self._urgent.set()
 
     def _run(self) -> None:
         going = True
+        next_write = 0.0
         while going:
             batch = [self._queue.get()]
+            self._urgent.wait(max(0.0, next_write - time.monotonic()))
+            self._urgent.clear()
+            next_write = time.monotonic() + self._flush_s
             while not self._queue.empty():
                 batch.append(self._queue.get())
             going = None not in batch
             events = [event for tick in batch if tick is not None for event in tick]
             if events:
                 self._insist(events)
+        self._writer.close()
 
     def _insist(self, events: list[Event]) -> None:
         """Write the events, however long Redis is away."""
-        while True:
-            try:
-                self._append([e for e in events if isinstance(e, Started | Token)])
-                self._close([e for e in events if isinstance(e, Ended)])
-                break
-            except RedisError as error:
-                log.warning("Redis did not take %d events, trying again: %s", len(events), error)
-                time.sleep(RETRY_S)
+        tokens = [_entry(e) for e in events if isinstance(e, Started | Token)]
+        ends = [e for e in events if isinstance(e, Ended)]
         back = [self._held.get(e.request.id) for e in events if isinstance(e, HandedBack)]
+        self._until_done(lambda: self._send(tokens, settle=bool(ends or back)))
+        self._until_done(lambda: self._close(ends))
         if back:
             self._finaliser.put(*(Outcome("handed_back", held) for held in back if held is not None))
 
-    def _append(self, events: list[Started | Token]) -> None:
-        if not events:
-            return
-        for job_id in self._store.stream.append([_entry(event) for event in events]):
+    def _until_done(self, write: Callable[[], None]) -> None:
+        while True:
+            try:
+                return write()
+            except RedisError as error:
+                log.warning("Redis did not take what was written, trying again: %s", error)
+                time.sleep(RETRY_S)
+
+    def _send(self, tokens: list[Append], settle: bool) -> None:
+        """Write tokens; before an end or a hand-back, wait until they are there."""
+        lost = self._writer.send(tokens) if tokens else []
+        if settle:
+            lost += self._writer.settle()
+        for job_id in dict.fromkeys(lost):
             self._on_lost(job_id)
 
     def _close(self, ends: list[Ended]) -> None:
@@ -109,6 +132,11 @@ class Publisher:
                 kind: Kind = "gone" if outcome == "gone" else "stopped" if held.stopped else final["status"]
                 self._finaliser.put(Outcome(kind, held, final))
         self._commit(again)
+
+
+def _is_urgent(event: Event) -> bool:
+    """A job's start, first token and end go out at once; the tokens between them may wait for each other."""
+    return not isinstance(event, Token) or event.index == len(event.request.generated)
 
 
 def _entry(event: Started | Token) -> Append:

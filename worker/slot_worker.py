@@ -84,7 +84,7 @@ class SlotWorker(BaseWorker):
         self.intake = intake
         self.metrics = Metrics(name)
         self.finaliser = Finaliser(self, self.store, self.model, self._on_done)
-        self.publisher = Publisher(self.store, self.held, self.finaliser, self._on_lost)
+        self.publisher = Publisher(self.store, self.held, self.finaliser, self._on_lost, settings.flush_s)
         self._backend_name = backend_name
         self._n_ctx = n_ctx
         self._queue_names = names

@@ -19,6 +19,7 @@ from shared.jobs import JobStore
 from shared.names import SERIALIZER, events_key, held_key, queue_name
 from shared.schemas import JobObject, JobRequest
 from shared.settings import Settings
+from tests.processes import eventually
 from worker.backend import SamplingParams
 from worker.finaliser import Finaliser
 from worker.held import HeldJob, hold
@@ -177,20 +178,32 @@ def test_an_outage_delays_and_loses_nothing(
     pipeline: Pipeline, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = pipeline.take()
+    writer = pipeline.publisher._writer
+    pipeline.say(Started(request, False), Token(request, 0, 5, "H"))
+    eventually(lambda: len(pipeline.store.stream.tokens(request.id)) == 1, "the first token is written")
+    # The reply to what was written is lost with the connection, and Redis stays away for two more tries.
+    writer._connection.disconnect()
     append = pipeline.store.stream.append
     failures = [ConnectionError("gone"), ConnectionError("still gone")]
 
     def flaky(events: Any) -> Any:
         if failures:
-            append(events)  # it arrived, and only the reply was lost
             raise failures.pop()
         return append(events)
 
     monkeypatch.setattr(pipeline.store.stream, "append", flaky)
-    pipeline.say(*whole(request), wait=1)
+    pipeline.say(Token(request, 1, 6, "i"), ended(request), wait=1)
+    assert not failures
     indexes = [e.index for e in pipeline.store.stream.replay(request.id) if e.index is not None]
     assert indexes == [0, 1]
     assert pipeline.store.view(request.id)["status"] == "completed"
+
+
+def test_scripts_that_redis_forgot_are_loaded_again(pipeline: Pipeline, client: redis.Redis) -> None:
+    request = pipeline.take()
+    client.script_flush()
+    pipeline.say(*whole(request), wait=1)
+    assert [t["token"] for t in pipeline.store.stream.tokens(request.id)] == [5, 6]
 
 
 def test_a_job_erased_after_its_commit_is_not_brought_back(pipeline: Pipeline, client: redis.Redis) -> None:

@@ -32,6 +32,8 @@ EXIT_ENGINE = 70  # EX_SOFTWARE
 def run(settings: WorkerSettings) -> int:
     """Serve one model. Returns the exit status."""
     configure_logging(settings.log_level)
+    # The engine comes back from each pass for the GIL; another thread may keep it for no longer than this.
+    sys.setswitchinterval(0.001)
     client = connect(settings)
     try:
         strategy = load_strategy(settings.batch_strategy)

@@ -36,21 +36,21 @@ class TokenChooser:
         self._bias_ids = [token for token, _ in params.logit_bias]
         self._bias = np.array([bias for _, bias in params.logit_bias], np.float32)
         self._forbidden = sorted(forbidden)
-        self._changes_row = bool(params.logit_bias or self._forbidden or params.has_penalties)
+        self._needs_copy = bool(params.logit_bias or params.has_penalties)
 
     def accept(self, token: int) -> None:
         """Take a token into account for the penalties; once for each token of the answer."""
         self._recent.append(token)
 
     def adjust(self, row: Row) -> Row:
-        """The row with bias and penalties, and -inf for what is forbidden: a copy, or the row itself if all stays."""
-        if not self._changes_row:
-            return row
-        row = row.copy()
-        np.add.at(row, self._bias_ids, self._bias)
-        if self._params.has_penalties and self._recent:
-            self._penalise(row)
-        row[self._forbidden] = -np.inf
+        """The row with bias and penalties in a copy, and -inf for what is forbidden; without the former, in place."""
+        if self._needs_copy:
+            row = row.copy()
+            np.add.at(row, self._bias_ids, self._bias)
+            if self._params.has_penalties and self._recent:
+                self._penalise(row)
+        if self._forbidden:
+            row[self._forbidden] = -np.inf
         return row
 
     def choose(self, row: Row, index: int) -> int:

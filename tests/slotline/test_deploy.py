@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -76,7 +77,9 @@ def test_the_web_image_has_no_llama() -> None:
 
 
 def make(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *args], cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+    # The tests may themselves run under make, which tells its children so and lets them talk about directories.
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")}
+    return subprocess.run(["make", *args], cwd=cwd, capture_output=True, text=True, check=False, timeout=60, env=env)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -49,7 +49,7 @@ class Figure:
     engine_tok_s: float
     raw_tok_s: float
     ratio: float
-    single_tok_s: float | None
+    single_tok_s: float | None = None
 
 
 def run(model_path: str, batches: list[int], as_json: bool, tokens: int = 64, rounds: int = 5, threads: int = 0) -> int:
@@ -58,10 +58,11 @@ def run(model_path: str, batches: list[int], as_json: bool, tokens: int = 64, ro
     figures: list[Figure] = []
     try:
         with _server() as url:
-            single = _single_rate(model_path, tokens, threads)
             for batch in batches:
                 console.print(f"batch {batch}: {rounds} rounds of {tokens} tokens …", highlight=False)
-                figures += _measure(model_path, url, batch, tokens, rounds, threads, single)
+                figures += _measure(model_path, url, batch, tokens, rounds, threads)
+        single = _single_rate(model_path, tokens, threads)
+        figures = [replace(figure, single_tok_s=single) for figure in figures]
     except ModelError as error:
         print(f"slotline bench: {error}", file=sys.stderr)
         return EXIT_CONFIG
@@ -72,9 +73,7 @@ def run(model_path: str, batches: list[int], as_json: bool, tokens: int = 64, ro
     return 0
 
 
-def _measure(
-    model_path: str, url: str, batch: int, tokens: int, rounds: int, threads: int, single: float | None
-) -> Iterator[Figure]:
+def _measure(model_path: str, url: str, batch: int, tokens: int, rounds: int, threads: int) -> Iterator[Figure]:
     settings = load(
         WorkerSettings,
         {
@@ -106,7 +105,6 @@ def _measure(
             engine_tok_s=round(statistics.median(rates[mode]), 1),
             raw_tok_s=round(statistics.median(pairs), 1),
             ratio=round(ratio, 3),
-            single_tok_s=single,
         )
 
 

@@ -122,8 +122,8 @@ class AppendCall:
         return cls(jobs, keys, args)
 
     def refused(self, reply: Sequence[int]) -> list[str]:
-        """The ids of the jobs whose events the script refused."""
-        return [self.jobs[n - 1][0] for n in reply]
+        """The execution ids whose events the script refused."""
+        return [self.jobs[n - 1][1] for n in reply]
 
 
 class TokenStream:
@@ -141,7 +141,7 @@ class TokenStream:
     def append(self, events: Sequence[Append]) -> list[str]:
         """Write events of many jobs in one script call, in the given order.
 
-        Returns the ids of the jobs that have another owner now, whose events were refused. An index that is in the
+        Returns the execution ids that own their job no more, whose events were refused. An index that is in the
         log already is success.
         """
         call = AppendCall.of(events)
@@ -185,7 +185,7 @@ class EventWriter:
         self._sent = False
 
     def send(self, events: Sequence[Append]) -> list[str]:
-        """Write events. Returns the ids of the jobs that the call before this one was refused for.
+        """Write events. Returns the execution ids that the call before this one was refused for.
 
         Raises:
             RedisError: the events of the call before are not written; call again with the same events.

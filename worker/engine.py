@@ -17,7 +17,7 @@ from functools import partial
 from shared.errors import BadLogits, DecodeFailed, GenerationTimeout, InternalError, QueueTimeout, SlotlineError
 from shared.schemas import FinishReason
 from worker import telemetry
-from worker.backend import Backend, BatchItem, DecodeOutcome
+from worker.backend import Backend, BatchItem, DecodeOutcome, TokenSampler
 from worker.batching import BatchPlan, BatchStrategy, SlotView
 from worker.prefix_cache import PrefixCache
 from worker.requests import Ended, Event, HandedBack, Outbox, Request, Started, Stats, Token
@@ -77,13 +77,16 @@ class Engine:
         """Queue a request for the next free slot."""
         self._post(partial(self.waiting.append, request))
 
-    def cancel(self, request_id: str) -> None:
-        """End a request at the next tick, as `cancelled`; nothing happens if it is not here."""
-        self._post(partial(self._cancel, request_id))
+    def cancel(self, execution: str) -> None:
+        """End the request of an execution at the next tick, as `cancelled`; nothing happens if it is not here.
 
-    def drop(self, request_id: str) -> None:
-        """Forget a request at the next tick without a word: it has another owner now."""
-        self._post(partial(self._drop, request_id))
+        Requests are told apart by their execution: a job that was taken over and came back has another one.
+        """
+        self._post(partial(self._cancel, execution))
+
+    def drop(self, execution: str) -> None:
+        """Forget the request of an execution at the next tick without a word: it has another owner now."""
+        self._post(partial(self._drop, execution))
 
     def hand_back(self, running: bool) -> None:
         """Give up all waiting requests, and the running ones too if asked, as `HandedBack`."""
@@ -148,7 +151,7 @@ class Engine:
     def _finish(self, now: float) -> None:
         for slot in self.pool.active:
             request = slot.request
-            if request is not None and now - slot.admitted_at > request.timeout_s:
+            if request is not None and slot.used_s(now) > request.timeout_s:
                 message = f"the job used up its {request.timeout_s:g} s of time in a slot"
                 self._end(slot, now, "timeout", GenerationTimeout(message, "timeout_s"))
         for request in [r for r in self.waiting if r.start_by is not None and now > r.start_by]:
@@ -158,12 +161,8 @@ class Engine:
     def _admit(self, now: float) -> None:
         while self.waiting and self.pool.idle and self._has_room(self.waiting[0]):
             request = self.waiting.popleft()
-            try:
-                sampler = make_sampler(self.backend, request.params)
-                for token in request.generated:
-                    sampler.accept(token)
-            except SlotlineError as error:
-                self._refuse(request, error)
+            sampler = self._sampler(request)
+            if sampler is None:
                 continue
             slot, kept = self.cache.claim(request)
             self.pool.acquire(slot, request, sampler, kept, now)
@@ -175,6 +174,20 @@ class Engine:
                 self._end(slot, now, "stop")
             elif slot.generated >= request.max_tokens:
                 self._end(slot, now, "length")
+
+    def _sampler(self, request: Request) -> TokenSampler | None:
+        """The sampler of a request, fed its tokens so far; None if that fails, which ends the request."""
+        sampler: TokenSampler | None = None
+        try:
+            sampler = make_sampler(self.backend, request.params)
+            for token in request.generated:
+                sampler.accept(token)
+        except Exception as error:
+            if sampler is not None:
+                sampler.close()
+            self._refuse(request, _as_ours(error))
+            return None
+        return sampler
 
     def _has_room(self, request: Request) -> bool:
         """Whether the request fits beside what the active ones may come to need; makes room if it can."""
@@ -229,7 +242,8 @@ class Engine:
         self.ticks += 1
         self.tokens += decode
         self.prompt_tokens += prefill
-        telemetry.tick.send(
+        telemetry.send(
+            telemetry.tick,
             self,
             tick=telemetry.Tick(
                 batch_size=decode + prefill,
@@ -247,8 +261,12 @@ class Engine:
         if not others:
             self._break(youngest, DecodeFailed("the KV cache has no room for this request alone"))
             return
-        answer = tuple(youngest.tokens[len(youngest.request.prompt) :]) if youngest.request else ()
-        self.waiting.appendleft(_resumed(self._release(youngest, keep=False), answer))
+        used_s = youngest.used_s(self._clock())
+        tokens = tuple(youngest.tokens)
+        request = self._release(youngest, keep=False)
+        answer = tokens[len(request.prompt) :]
+        # It has been started, so it can no longer come too late.
+        self.waiting.appendleft(replace(request, generated=answer, used_s=used_s, start_by=None))
 
     def _sample(self, plan: BatchPlan, now: float) -> None:
         slots = [self.pool.slots[item.slot] for item in plan.items if item.wants_logits]
@@ -265,8 +283,8 @@ class Engine:
             try:
                 if not params.is_argmax or (params.ignore_eos and best in eog):
                     token = slot.sampler.sample(row, slot.generated)
-            except SlotlineError as error:
-                self._end(slot, now, None, error)
+            except Exception as error:
+                self._end(slot, now, None, _as_ours(error))
                 continue
             if token is None or (token in eog and not params.ignore_eos):
                 self._end(slot, now, "stop")
@@ -325,22 +343,22 @@ class Engine:
 
     # --- commands ---
 
-    def _find(self, request_id: str) -> tuple[Slot | None, Request | None]:
+    def _find(self, execution: str) -> tuple[Slot | None, Request | None]:
         for slot in self.pool.active:
-            if slot.request is not None and slot.request.id == request_id:
+            if slot.request is not None and slot.request.execution == execution:
                 return slot, slot.request
-        return None, next((r for r in self.waiting if r.id == request_id), None)
+        return None, next((r for r in self.waiting if r.execution == execution), None)
 
-    def _cancel(self, request_id: str) -> None:
-        slot, request = self._find(request_id)
+    def _cancel(self, execution: str) -> None:
+        slot, request = self._find(execution)
         if slot is not None:
             self._end(slot, self._clock(), "cancelled")
         elif request is not None:
             self.waiting.remove(request)
             self._refuse(request, None, "cancelled")
 
-    def _drop(self, request_id: str) -> None:
-        slot, request = self._find(request_id)
+    def _drop(self, execution: str) -> None:
+        slot, request = self._find(execution)
         if slot is not None:
             self._release(slot, keep=False)
         elif request is not None:
@@ -354,7 +372,8 @@ class Engine:
 
     def _signal_done(self, request: Request, stats: Stats, outcome: str) -> None:
         computed = max(0, stats.prompt_tokens - stats.cached_tokens)
-        telemetry.request_done.send(
+        telemetry.send(
+            telemetry.request_done,
             self,
             done=telemetry.RequestDone(
                 server=self.name,
@@ -378,5 +397,9 @@ class Engine:
         self.cache.check_integrity()
 
 
-def _resumed(request: Request, answer: tuple[int, ...]) -> Request:
-    return replace(request, generated=answer)
+def _as_ours(error: Exception) -> SlotlineError:
+    """An error of our tree; any other is a defect, which must not harm other requests."""
+    if isinstance(error, SlotlineError):
+        return error
+    log.error("a defect in the sampling of one request", exc_info=error)
+    return InternalError(f"{type(error).__name__}: {error}")

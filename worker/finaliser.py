@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
 from redis.exceptions import RedisError, WatchError
@@ -49,12 +49,20 @@ class Outcome:
 class Finaliser:
     """Takes outcomes from any thread and records them in order."""
 
-    def __init__(self, worker: Any, store: JobStore, model: str, on_done: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        worker: Any,
+        store: JobStore,
+        model: str,
+        on_done: Callable[[str], None],
+        abandon: threading.Event | None = None,
+    ) -> None:
         self._worker = worker
         self._store = store
         self._connection: Any = store.client
         self._model = model
         self._on_done = on_done
+        self._abandon = abandon or threading.Event()
         self._queue: queue.SimpleQueue[list[Outcome] | None] = queue.SimpleQueue()
         self._callbacks = ThreadPoolExecutor(max_workers=4, thread_name_prefix="callback")
         self._thread = threading.Thread(target=self._run, name="finaliser")
@@ -95,33 +103,37 @@ class Finaliser:
                 self._insist([outcome], self._record_one)
 
     def _insist(self, outcomes: list[Outcome], record: Callable[[list[Outcome]], None]) -> None:
-        """Record outcomes, however long Redis is away."""
-        while True:
+        """Record outcomes, however long Redis is away, and run their callbacks."""
+        recorded = self._until_recorded(outcomes, record)
+        for outcome in outcomes:
+            self._on_done(outcome.held.execution.id)
+            if recorded:
+                self._call_back(outcome)
+
+    def _until_recorded(self, outcomes: list[Outcome], record: Callable[[list[Outcome]], None]) -> bool:
+        while not self._abandon.is_set():
             try:
                 record(outcomes)
-                break
+                return True
             except RedisError as error:
                 log.warning("Redis did not take the end of %d jobs, trying again: %s", len(outcomes), error)
-                time.sleep(RETRY_S)
+                self._abandon.wait(RETRY_S)
             except Exception:
                 # The end is committed, so API and readers have it; only RQ's record lags behind.
                 log.exception("RQ's record of %s could not be written", [o.held.id for o in outcomes])
-                break
-        for outcome in outcomes:
-            self._on_done(outcome.held.id)
-            self._call_back(outcome)
+                return True
+        return False
 
     # --- completed, many at once ---
 
     def _record_completed(self, outcomes: list[Outcome]) -> None:
-        """One transaction for all, unless one of them has dependents, which RQ moves job by job, or is erased."""
-        jobs = [o.held.job for o in outcomes]
+        """One transaction for all, unless one of them has dependents, which RQ moves job by job."""
         with self._connection.pipeline() as pipe:
-            pipe.watch(*(job.key for job in jobs), *(job.dependents_key for job in jobs))
-            there = pipe.exists(*(job.key for job in jobs))
-            dependents = pipe.exists(*(job.dependents_key for job in jobs))
+            pipe.watch(*(key for o in outcomes for key in (o.held.job.key, o.held.job.dependents_key)))
+            due = [o for o, is_due in zip(outcomes, self._are_due(outcomes), strict=True) if is_due]
+            dependents = self._connection.exists(*(o.held.job.dependents_key for o in outcomes))
             try:
-                if there < len(jobs) or dependents:
+                if len(due) < len(outcomes) or dependents:
                     raise WatchError
                 pipe.multi()
                 for outcome in outcomes:
@@ -131,6 +143,21 @@ class Finaliser:
                 pipe.reset()
                 for outcome in outcomes:
                     self._record_one([outcome])
+
+    def _are_due(self, outcomes: list[Outcome]) -> list[bool]:
+        """Whether the jobs are still as the commit left them.
+
+        Not due is what was recorded already (and only the reply was lost), taken over, erased, or ended by RQ's own
+        tools since; RQ's handlers, which look at nothing, would overwrite or revive it.
+        """
+        pipe = self._connection.pipeline(transaction=False)
+        for o in outcomes:
+            pipe.hmget(o.held.job.key, "status", "sl_exec")
+        due = []
+        for o, (status, owner) in zip(outcomes, pipe.execute(), strict=True):
+            open_ = {b"started", b"canceled", b"stopped"} if o.kind in ("cancelled", "stopped") else {b"started"}
+            due.append(owner == o.held.execution.id.encode() and status in open_)
+        return due
 
     def _complete(self, outcome: Outcome, pipe: Any) -> None:
         job, execution = outcome.held.job, outcome.held.execution
@@ -161,10 +188,8 @@ class Finaliser:
 
     def _record_one(self, outcomes: list[Outcome]) -> None:
         (outcome,) = outcomes
-        if not self._connection.exists(outcome.held.job.key):
-            # Erased since its end was committed: RQ's handlers would bring parts of it back.
-            outcome = replace(outcome, kind="gone")
-        match outcome.kind:
+        kind = outcome.kind if self._are_due(outcomes) == [True] else "gone"
+        match kind:
             case "completed":
                 self._record_with_dependents(outcome)
             case "failed" | "stopped":
@@ -213,16 +238,26 @@ class Finaliser:
         release_slot(job)
 
     def _record_retry(self, outcome: Outcome) -> None:
-        job = outcome.held.job
+        """What RQ's `Job.retry` does, but for its one write outside the transaction."""
+        job, retries_left = outcome.held.job, outcome.held.job.retries_left
         job.ended_at = now()
         log.warning("job %s failed and is tried again: %s", job.id, outcome.message)
-        with self._connection.pipeline() as pipe:
-            self._worker.increment_failed_job_count(pipe)
-            job.retry(self._queue_of(job), pipe)
-            pipe.hdel(job.key, "sl_exec")
-            self._let_go(outcome.held, pipe)
-            pipe.lpush(doorbell_key(self._model), "1")
-            pipe.execute()
+        queue, interval = self._queue_of(job), job.get_retry_interval()
+        try:
+            with self._connection.pipeline() as pipe:
+                self._worker.increment_failed_job_count(pipe)
+                job.retries_left = (retries_left or 1) - 1
+                if interval:
+                    queue.schedule_job(job, now() + timedelta(seconds=interval), pipeline=pipe)
+                else:
+                    queue._enqueue_job(job, pipeline=pipe, at_front=job.enqueue_at_front_on_retry)
+                pipe.hdel(job.key, "sl_exec")
+                self._let_go(outcome.held, pipe)
+                pipe.lpush(doorbell_key(self._model), "1")
+                pipe.execute()
+        except RedisError:
+            job.retries_left = retries_left
+            raise
 
     def _hand_back(self, outcomes: list[Outcome]) -> None:
         """Together, so that they keep their order at the front of the queue."""
@@ -230,13 +265,16 @@ class Finaliser:
         self._store.hand_back(self._worker.name, self._model, jobs)
         with self._connection.pipeline() as pipe:
             for outcome in outcomes:
-                self._let_go(outcome.held, pipe)
+                outcome.held.execution.delete(job=outcome.held.job, pipeline=pipe)
             pipe.execute()
 
     def _let_go(self, held: HeldJob, pipe: Any) -> None:
-        """Take the job off the held list and its execution off RQ's registries."""
+        """Take the job off the held list and its execution off RQ's registries.
+
+        The oldest entry alone: if the same job was pulled again meanwhile, a later one stands for that.
+        """
         held.execution.delete(job=held.job, pipeline=pipe)
-        pipe.lrem(held_key(self._worker.name), 0, held.id)
+        pipe.lrem(held_key(self._worker.name), 1, held.id)
 
     def _queue_of(self, job: Job) -> Queue:
         return Queue(job.origin, connection=self._connection, serializer=SERIALIZER)

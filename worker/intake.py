@@ -38,17 +38,20 @@ class Intake:
     """Prepares requests for one model."""
 
     def __init__(self, settings: WorkerSettings, info: ModelInfo, vocab: Vocabulary) -> None:
-        """Compile the chat template.
+        """Compile the chat template, and the default grammar if there is one.
 
         Raises:
-            ChatTemplateError: it does not parse.
-            OSError: the file cannot be read.
+            ChatTemplateError: the template does not parse.
+            OSError: its file cannot be read.
+            InvalidGrammar: the grammar does not compile.
         """
         self._settings = settings
         self._info = info
         self._vocab = vocab
         source = settings.chat_template.read_text("utf-8") if settings.chat_template else info.chat_template
         self.template = ChatTemplate(source, vocab) if source else None
+        if settings.grammar:
+            vocab.check_grammar(settings.grammar, settings.grammar_root)
 
     def prepare(self, payload: dict[str, Any], seed_source: str = "") -> Prepared:
         """Check a payload and turn its prompt into tokens.

@@ -12,7 +12,7 @@ import time
 
 from shared.ask import answer, next_question
 from shared.connection import connect, wait_until_up
-from shared.errors import ChatTemplateError, RedisUnavailable
+from shared.errors import ChatTemplateError, InvalidGrammar, RedisUnavailable
 from shared.registry import ModelCard, Registry
 from shared.settings import FAKE_PREFIX, WorkerSettings
 from worker.backend import Backend, ModelError
@@ -32,6 +32,7 @@ EXIT_ENGINE = 70  # EX_SOFTWARE
 def run(settings: WorkerSettings) -> int:
     """Serve one model. Returns the exit status."""
     configure_logging(settings.log_level)
+    parent_pid = os.getppid()  # before the model loads, which may take minutes
     # The engine comes back from each pass for the GIL; another thread may keep it for no longer than this.
     sys.setswitchinterval(0.001)
     client = connect(settings)
@@ -48,8 +49,11 @@ def run(settings: WorkerSettings) -> int:
     except (ChatTemplateError, OSError) as error:
         backend.close()
         return _give_up(f"--chat-template: {error}", EXIT_CONFIG)
+    except InvalidGrammar as error:
+        backend.close()
+        return _give_up(f"--grammar: {error}", EXIT_CONFIG)
     name = f"{settings.model_name}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-    worker = SlotWorker(name, settings, client, backend.info.description, intake, backend.info.n_ctx)
+    worker = SlotWorker(name, settings, client, intake, backend.info.n_ctx, parent_pid)
     engine = Engine(
         backend,
         strategy,

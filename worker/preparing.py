@@ -30,11 +30,19 @@ RETRY_S = 0.25
 class Preparer:
     """Prepares held jobs in order; what cannot be served ends here, without a slot."""
 
-    def __init__(self, intake: Intake, store: JobStore, engine: Engine, emit: Callable[[list[Event]], None]) -> None:
+    def __init__(
+        self,
+        intake: Intake,
+        store: JobStore,
+        engine: Engine,
+        emit: Callable[[list[Event]], None],
+        abandon: threading.Event,
+    ) -> None:
         self._intake = intake
         self._store = store
         self._engine = engine
         self._emit = emit
+        self._abandon = abandon
         self._queue: queue.SimpleQueue[Sequence[HeldJob] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="intake")
 
@@ -57,7 +65,7 @@ class Preparer:
                 try:
                     self._engine.submit(self._prepare(held))
                     if held.record.cancelling:
-                        self._engine.cancel(held.id)
+                        self._engine.cancel(held.execution.id)
                 except SlotlineError as error:
                     self._refuse(held, error)
                 except Exception as error:
@@ -84,12 +92,13 @@ class Preparer:
 
     def _logged_tokens(self, job_id: str) -> tuple[int, ...]:
         """The tokens an earlier attempt has generated; an outage of Redis is waited for."""
-        while True:
+        while not self._abandon.is_set():
             try:
                 return tuple(t["token"] for t in self._store.stream.tokens(job_id) if t["token"] is not None)
             except RedisError as error:
                 log.warning("the log of job %s cannot be read, trying again: %s", job_id, error)
-                time.sleep(RETRY_S)
+                self._abandon.wait(RETRY_S)
+        raise InternalError("Redis did not answer before the worker had to stop")
 
     def _refuse(self, held: HeldJob, error: SlotlineError) -> None:
         request = Request(held.id, held.execution.id, (), SamplingParams(), 1, waited_s=waited_s(held.record))

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from shared.jobs import End, JobStore
 from shared.records import job_object
 from shared.stream import Append, EventId, EventWriter, dumps
-from worker.finaliser import Finaliser, Kind, Outcome
+from worker.finaliser import Finaliser, Outcome
 from worker.held import HeldJob
 from worker.requests import Ended, Event, HandedBack, Started, Token
 
@@ -38,12 +38,14 @@ class Publisher:
         finaliser: Finaliser,
         on_lost: Callable[[str], None],
         flush_s: float = 0.0,
+        abandon: threading.Event | None = None,
     ) -> None:
         self._store = store
         self._held = held
         self._finaliser = finaliser
         self._on_lost = on_lost
         self._flush_s = flush_s
+        self._abandon = abandon or threading.Event()
         self._urgent = threading.Event()
         self._writer = EventWriter(store.client, store.stream)
         self._queue: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
@@ -85,53 +87,71 @@ class Publisher:
         """Write the events, however long Redis is away."""
         tokens = [_entry(e) for e in events if isinstance(e, Started | Token)]
         ends = [e for e in events if isinstance(e, Ended)]
-        back = [self._held.get(e.request.id) for e in events if isinstance(e, HandedBack)]
+        back = [self._held.get(e.request.execution) for e in events if isinstance(e, HandedBack)]
         self._until_done(lambda: self._send(tokens, settle=bool(ends or back)))
         self._until_done(lambda: self._close(ends))
         if back:
             self._finaliser.put(*(Outcome("handed_back", held) for held in back if held is not None))
 
     def _until_done(self, write: Callable[[], None]) -> None:
-        while True:
+        while not self._abandon.is_set():
             try:
-                return write()
+                write()
+                return
             except RedisError as error:
                 log.warning("Redis did not take what was written, trying again: %s", error)
-                time.sleep(RETRY_S)
+                self._abandon.wait(RETRY_S)
+        log.error("given up: the jobs of what could not be written go on elsewhere")
 
     def _send(self, tokens: list[Append], settle: bool) -> None:
         """Write tokens; before an end or a hand-back, wait until they are there."""
         lost = self._writer.send(tokens) if tokens else []
         if settle:
             lost += self._writer.settle()
-        for job_id in dict.fromkeys(lost):
-            self._on_lost(job_id)
+        for execution in dict.fromkeys(lost):
+            self._on_lost(execution)
 
     def _close(self, ends: list[Ended]) -> None:
-        pairs = [(end, held) for end in ends if (held := self._held.get(end.request.id)) is not None]
-        to_commit = []
-        for end, held in pairs:
-            if end.error is not None and end.error.retryable and held.job.should_retry:
-                self._finaliser.put(Outcome("retry", held, message=end.error.message))
-            else:
-                to_commit.append((end, held, _final(end, held)))
-        self._commit(to_commit)
+        """Commit ends and pass on what came of them. Nothing is passed on before all of it is certain."""
+        pairs = [(end, held) for end in ends if (held := self._held.get(end.request.execution)) is not None]
+        retries = [
+            Outcome("retry", held, message=end.error.message)
+            for end, held in pairs
+            if end.error is not None and _is_tried_again(end, held)
+        ]
+        committed = self._commit(
+            [(end, held, _final(end, held)) for end, held in pairs if not _is_tried_again(end, held)]
+        )
+        if retries or committed:
+            self._finaliser.put(*retries, *committed)
 
-    def _commit(self, ends: list[tuple[Ended, HeldJob, dict[str, Any]]]) -> None:
+    def _commit(self, ends: list[tuple[Ended, HeldJob, dict[str, Any]]]) -> list[Outcome]:
         if not ends:
-            return
-        outcomes = self._store.commit([_end(end, held, final) for end, held, final in ends])
-        again = []
-        for (end, held, final), outcome in zip(ends, outcomes, strict=True):
+            return []
+        committed = self._store.commit([_end(end, held, final) for end, held, final in ends])
+        outcomes, cancelled = [], []
+        for (end, held, final), outcome in zip(ends, committed, strict=True):
             if outcome == "cancelled":
-                again.append((end, held, _final(end, held, cancelled=True)))
+                cancelled.append((end, held, _final(end, held, cancelled=True)))
             elif outcome == "lost":
-                self._on_lost(held.id)
+                self._on_lost(held.execution.id)
+            elif outcome == "gone":
+                outcomes.append(Outcome("gone", held))
             else:
-                # `ended`: an earlier try of ours, whose reply was lost, has committed it.
-                kind: Kind = "gone" if outcome == "gone" else "stopped" if held.stopped else final["status"]
-                self._finaliser.put(Outcome(kind, held, final))
-        self._commit(again)
+                # `ended`: an earlier try of ours, whose reply was lost. What it wrote is what counts.
+                written = self._store.stream.last(held.id) if outcome == "ended" else None
+                outcomes.append(_outcome(held, written.json() if written and written.is_terminal else final))
+        return outcomes + self._commit(cancelled)
+
+
+def _is_tried_again(end: Ended, held: HeldJob) -> bool:
+    return end.error is not None and end.error.retryable and bool(held.job.should_retry)
+
+
+def _outcome(held: HeldJob, final: dict[str, Any]) -> Outcome:
+    """RQ has a status of its own for what its stop commands ended."""
+    stopped = held.stopped and final["status"] == "cancelled"
+    return Outcome("stopped" if stopped else final["status"], held, final)
 
 
 def _is_urgent(event: Event) -> bool:

@@ -28,6 +28,8 @@ class Request:
     cache_prompt: bool = False
     stream: bool = False
     waited_s: float = 0.0
+    #: Time it has already spent in slots.
+    used_s: float = 0.0
     #: When to give up waiting, on the engine's clock; None for never.
     start_by: float | None = None
 

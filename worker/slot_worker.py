@@ -49,6 +49,9 @@ log = logging.getLogger("slotline.worker")
 HEARTBEAT_S = 1.0
 #: An idle worker looks this often for jobs that came without ringing the doorbell (scheduler, RQ's own enqueue).
 LOOK_S = 0.25
+#: How long jobs that were to be handed back are waited for, with Redis and without.
+HAND_BACK_S = 60.0
+HAND_BACK_WITHOUT_REDIS_S = 5.0
 #: How often a stretch of the index of jobs is looked through for expired ones.
 TRIM_S = 10.0
 
@@ -65,7 +68,7 @@ class SlotWorker(BaseWorker):
     engine_failed = False
 
     def __init__(
-        self, name: str, settings: WorkerSettings, client: Any, backend_name: str, intake: Intake, n_ctx: int
+        self, name: str, settings: WorkerSettings, client: Any, intake: Intake, n_ctx: int, parent_pid: int
     ) -> None:
         self.model = settings.model_name
         self.settings = settings
@@ -83,14 +86,18 @@ class SlotWorker(BaseWorker):
         self.held: dict[str, HeldJob] = {}
         self.intake = intake
         self.metrics = Metrics(name)
-        self.finaliser = Finaliser(self, self.store, self.model, self._on_done)
-        self.publisher = Publisher(self.store, self.held, self.finaliser, self._on_lost, settings.flush_s)
-        self._backend_name = backend_name
+        self._abandon = threading.Event()
+        self.finaliser = Finaliser(self, self.store, self.model, self._on_done, self._abandon)
+        self.publisher = Publisher(
+            self.store, self.held, self.finaliser, self._on_lost, settings.flush_s, self._abandon
+        )
         self._n_ctx = n_ctx
         self._queue_names = names
         self._working: set[str] = set()
         self._wake = threading.Event()
-        self._parent_pid = os.getppid()
+        self._parent_pid = parent_pid
+        self._healthy_since: float | None = None
+        self._missed_replies = False
         self._stop_signals = 0
         self._next_heartbeat = 0.0
         self._next_trim = 0.0
@@ -104,7 +111,7 @@ class SlotWorker(BaseWorker):
         """Work until told to stop; return with every job ended or handed back."""
         self.engine = engine
         self.metrics.connect(engine)
-        self._preparer = Preparer(self.intake, self.store, engine, self.emit)
+        self._preparer = Preparer(self.intake, self.store, engine, self.emit, self._abandon)
         engine_thread = threading.Thread(target=self._run_engine, name="engine")
         self.register_birth()
         self.subscribe()
@@ -122,6 +129,7 @@ class SlotWorker(BaseWorker):
             engine_thread.join()
             self.publisher.stop()
             self.finaliser.stop()
+            self._hand_back_rest()
             self._leave()
 
     def _loop(self) -> None:
@@ -131,7 +139,12 @@ class SlotWorker(BaseWorker):
                 self._work_once()
             except RedisError as error:
                 log.warning("no answer from Redis, trying again: %s", error)
+                self._note_outage()
                 self._wake.wait(LOOK_S)
+
+    def _note_outage(self) -> None:
+        """Whatever was asked may have happened without our knowing; and leases have run out for nothing."""
+        self._missed_replies, self._healthy_since = True, None
 
     def _work_once(self) -> None:
         room = self.settings.n_parallel - len(self._working)
@@ -146,8 +159,8 @@ class SlotWorker(BaseWorker):
             return False
         held = hold(pulled, self.connection, self.name, self.settings)
         for h in held:
-            self.held[h.id] = h
-            self._working.add(h.id)
+            self.held[h.execution.id] = h
+            self._working.add(h.execution.id)
             self.executions[h.execution.id] = h.execution
         self._preparer.put(held)
         return True
@@ -162,17 +175,38 @@ class SlotWorker(BaseWorker):
         self._preparer.stop()
         self.engine.hand_back(running=False)
         deadline = time.monotonic() + self.settings.drain_s
-        handed_back = False
-        while self.held:
-            if not handed_back and (self._stop_signals > 1 or time.monotonic() > deadline):
+        handed_back_at: float | None = None
+        while self.held and not self.engine_failed:
+            now = time.monotonic()
+            if handed_back_at is None and (self._stop_signals > 1 or now > deadline):
                 log.info("handing back %d jobs", len(self._working))
                 self.engine.hand_back(running=True)
-                handed_back = True
+                handed_back_at = now
+            if handed_back_at is not None and now > handed_back_at + self._patience_s():
+                log.error(
+                    "%d jobs could not be handed back; they go on when this worker's lease runs out", len(self.held)
+                )
+                self._abandon.set()
+                return
             try:
                 self._heartbeat_if_due()
             except RedisError as error:
                 log.warning("no answer from Redis while stopping: %s", error)
+                self._note_outage()
             self._wait(0.05)
+
+    def _patience_s(self) -> float:
+        """How long a hand-back may take: a tick may be long, but without Redis there is nothing to wait for."""
+        return HAND_BACK_S if self._healthy_since is not None else HAND_BACK_WITHOUT_REDIS_S
+
+    def _hand_back_rest(self) -> None:
+        """What an engine that gave up can no longer hand back by itself."""
+        if self.engine_failed and self.held:
+            jobs = [(h.id, h.execution.id) for h in self.held.values()]
+            try:
+                self.store.hand_back(self.name, self.model, jobs)
+            except RedisError as error:
+                log.warning("%d jobs go on when this worker's lease runs out: %s", len(jobs), error)
 
     def _leave(self) -> None:
         try:
@@ -190,7 +224,6 @@ class SlotWorker(BaseWorker):
             log.critical("the engine gave up; this process ends so that a fresh one can take over", exc_info=True)
             self._stop_signals = 2
             self.engine_failed = True
-            self.engine.tick()
         finally:
             self._wake.set()
 
@@ -199,23 +232,25 @@ class SlotWorker(BaseWorker):
     def emit(self, events: list[Event]) -> None:
         """Take what the engine says: pass it on and note which jobs are done here."""
         self.publisher.put(events)
-        over = [e.request.id for e in events if isinstance(e, Ended | HandedBack)]
+        over = [e.request.execution for e in events if isinstance(e, Ended | HandedBack)]
         if over:
             self._working.difference_update(over)
             self._wake.set()
 
-    def _on_done(self, job_id: str) -> None:
-        held = self.held.pop(job_id, None)
-        if held is not None:
-            self.executions.pop(held.execution.id, None)
+    def _on_done(self, execution: str) -> None:
+        self.held.pop(execution, None)
+        self.executions.pop(execution, None)
         self._wake.set()
 
-    def _on_lost(self, job_id: str) -> None:
-        log.warning("job %s has another owner now; it is dropped here", job_id)
-        self.engine.drop(job_id)
-        self._working.discard(job_id)
-        self.connection.lrem(held_key(self.name), 0, job_id)
-        self._on_done(job_id)
+    def _on_lost(self, execution: str) -> None:
+        held = self.held.get(execution)
+        if held is not None:
+            log.warning("job %s has another owner now; it is dropped here", held.id)
+        self.engine.drop(execution)
+        self._working.discard(execution)
+        self._on_done(execution)
+        # Its entry in the held list goes with the next look at that list.
+        self._missed_replies = True
 
     # --- heartbeat ---
 
@@ -229,6 +264,10 @@ class SlotWorker(BaseWorker):
         self.registry.report(self._stats())
         self._check_held()
         self._follow_queues()
+        self._healthy_since = self._healthy_since or time.monotonic()
+        if self._missed_replies:
+            self._missed_replies = False
+            self._reread_held()
         self._reclaim()
         if self.should_run_maintenance_tasks:
             self.run_maintenance_tasks()
@@ -248,10 +287,25 @@ class SlotWorker(BaseWorker):
                 pipe.hmget(job_key(h.id), "status", "sl_cancel", "sl_exec")
             replies = pipe.execute()[-len(jobs) :] if jobs else pipe.execute() and []
         for held, (status, cancel, execution) in zip(jobs, replies, strict=True):
-            if status is None or cancel or status in (b"canceled", b"stopped"):
-                self.engine.cancel(held.id)
-            elif execution is not None and execution.decode() != held.execution.id:
-                self._on_lost(held.id)
+            if status is None or cancel or status in (b"canceled", b"stopped") or held.stopped:
+                self.engine.cancel(held.execution.id)
+            elif execution != held.execution.id.encode():
+                self._on_lost(held.execution.id)
+
+    def _reread_held(self) -> None:
+        """Find jobs that were pulled for us by a command whose reply was lost, and give them back."""
+        known = {held.id for held in self.held.values()}
+        for job_id in {i.decode() for i in self.connection.lrange(held_key(self.name), 0, -1)} - known:
+            status, worker, execution, end = self.connection.hmget(
+                job_key(job_id), "status", "worker_name", "sl_exec", "sl_end"
+            )
+            if status != b"started" or worker != self.name.encode() or execution is None:
+                self.connection.lrem(held_key(self.name), 0, job_id)
+            elif end is not None:
+                self._record_again(job_id)
+            else:
+                log.warning("job %s was pulled without our knowing; it goes back", job_id)
+                self.store.hand_back(self.name, self.model, [(job_id, execution.decode())])
 
     def _follow_queues(self) -> None:
         """Pull from every queue that is in use, most urgent priority first, `default` queues behind our own."""
@@ -266,6 +320,9 @@ class SlotWorker(BaseWorker):
         self.engine.queue_depth = self._queue_depth
 
     def _reclaim(self) -> None:
+        """Take over from dead workers, but only once every live one has had time to renew its lease."""
+        if self._healthy_since is None or time.monotonic() - self._healthy_since < self.settings.lease_s:
+            return
         queued, committed = self.store.reclaim(self.name)
         if queued:
             log.warning("took back %d jobs of a dead worker: %s", len(queued), ", ".join(queued))
@@ -280,7 +337,7 @@ class SlotWorker(BaseWorker):
             return
         record = self.store.fetch(job_id)
         (held,) = hold([Pulled(record, raw[b"sl_exec"].decode(), raw)], self.connection, self.name, self.settings)
-        self.held[job_id] = held
+        self.held[held.execution.id] = held
         final = last.json()
         self.finaliser.put(Outcome(final["status"], held, final))
 
@@ -336,13 +393,13 @@ class SlotWorker(BaseWorker):
         for held in list(self.held.values()):
             if held.execution.id == execution_id:
                 held.stopped = True
-                self.engine.cancel(held.id)
+                self.engine.cancel(execution_id)
 
     def handle_payload(self, message: dict[str, Any]) -> None:
         """Commands of RQ and our own cancel, on the pub/sub thread."""
         payload = parse_payload(message)
         handlers: dict[str, Callable[[], None]] = {
-            "slotline-cancel": lambda: self.engine.cancel(payload["job_id"]),
+            "slotline-cancel": lambda: self._cancel_job(payload["job_id"]),
             "stop-execution": lambda: self.request_stop_execution(payload["execution_id"]),
             "stop-job": lambda: self._stop_job(payload["job_id"]),
             "shutdown": lambda: self.request_stop(signal.SIGTERM, None),
@@ -353,10 +410,15 @@ class SlotWorker(BaseWorker):
         else:
             handler()
 
+    def _cancel_job(self, job_id: str) -> None:
+        for held in list(self.held.values()):
+            if held.id == job_id:
+                self.engine.cancel(held.execution.id)
+
     def _stop_job(self, job_id: str) -> None:
-        held = self.held.get(job_id)
-        if held is not None:
-            self.request_stop_execution(held.execution.id)
+        for held in list(self.held.values()):
+            if held.id == job_id:
+                self.request_stop_execution(held.execution.id)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, thread: Any) -> None:
         """Stay subscribed whatever Redis does; RQ gives up on all but lost connections."""

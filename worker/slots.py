@@ -54,6 +54,10 @@ class Slot:
         """Whether it works on a prompt (or on the tokens of a resumed request)."""
         return self.state is SlotState.ACTIVE and self.remaining > 1
 
+    def used_s(self, now: float) -> float:
+        """Time the request has spent in slots, this one and earlier ones."""
+        return now - self.admitted_at + (self.request.used_s if self.request else 0.0)
+
     def computed(self, count: int) -> None:
         """Note that the next `count` tokens are in the KV cache now."""
         assert 0 < count <= self.remaining, f"{count} of {self.remaining} remaining tokens computed"

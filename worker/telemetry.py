@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from blinker import Namespace
+from blinker import NamedSignal, Namespace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 # A gauge with the time of creation beside every counter helps nobody here.
@@ -20,6 +21,17 @@ tick = _signals.signal("tick")
 request_done = _signals.signal("request-done")
 
 Mode = Literal["generate", "stream"]
+
+log = logging.getLogger("slotline.telemetry")
+
+
+def send(signal: NamedSignal, sender: object, **values: object) -> None:
+    """Send a signal; a receiver that fails is logged and harms nothing else."""
+    for receiver in signal.receivers_for(sender):
+        try:
+            receiver(sender, **values)
+        except Exception:
+            log.exception("a receiver of the signal %s failed", signal.name)
 
 
 @dataclass(frozen=True, slots=True)

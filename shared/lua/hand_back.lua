@@ -6,7 +6,7 @@ local back = {}
 for i = #ARGV - 1, 1, -2 do
   local key = 'rq:job:' .. ARGV[i]
   local f = redis.call('HMGET', key, 'sl_exec', 'status', 'origin', 'sl_end')
-  redis.call('LREM', KEYS[1], 0, ARGV[i])
+  redis.call('LREM', KEYS[1], 1, ARGV[i])
   if f[1] == ARGV[i + 1] and f[2] == 'started' and not f[4] then
     redis.call('HSET', key, 'status', 'queued')
     redis.call('HDEL', key, 'sl_exec')

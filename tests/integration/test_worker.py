@@ -14,7 +14,8 @@ from shared.errors import JobAlreadyEnded
 from shared.names import held_key
 from shared.registry import Registry
 from tests.integration.conftest import Jobs, StartWorker
-from tests.processes import eventually
+from tests.processes import WorkerProcess, eventually
+from tests.proxy import DroppingProxy
 
 pytestmark = pytest.mark.integration
 
@@ -197,3 +198,68 @@ def test_a_redis_that_is_not_there_is_one_line_and_status_69() -> None:
     result = run_worker("--model=fake:echo", SLOTLINE_REDIS_URL="redis://127.0.0.1:1/0", SLOTLINE_REDIS_WAIT_S="0.2")
     assert result.returncode == 69
     assert "127.0.0.1:1" in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_job_of_the_same_id_is_not_hit_by_the_end_of_the_one_before(start_worker: StartWorker, jobs: Jobs) -> None:
+    # A tick takes so long that the erased job is still in its slot when its successor is pulled.
+    start_worker(model="fake:count:0.4", name="fake-echo", n_parallel=2, temp=0)
+    jobs.submit(id="again", max_tokens=400)
+    jobs.until_tokens("again", 2)
+    jobs.store.erase("again")
+    jobs.submit(id="again", max_tokens=3)
+    view = jobs.until("again", "completed")
+    assert (view["text"], view["attempts"]) == ("1 2", 1)
+    jobs.until_recorded("again", "finished")
+
+
+def test_a_job_that_fails_and_is_retried_at_once_never_gets_stuck(start_worker: StartWorker, jobs: Jobs) -> None:
+    start_worker(n_parallel=2)
+    job_id = jobs.submit(grammar='root ::= "no" []')
+    for attempt in range(1, 40):
+        assert jobs.until(job_id, "failed")["attempts"] == attempt
+        jobs.until_recorded(job_id, "failed")
+        jobs.store.retry(job_id)
+    jobs.until(job_id, "failed")
+
+
+def test_what_was_pulled_by_a_command_whose_reply_was_lost_is_run_all_the_same(
+    jobs: Jobs, client: redis.Redis, valkey: str, tmp_path: Path
+) -> None:
+    with DroppingProxy(valkey) as proxy:
+        worker = WorkerProcess(client, proxy.url, tmp_path, name="fake-echo", temp=0)
+        try:
+            job_id = jobs.submit("lost and found", delay_s=0.01)
+            # The pull that takes this job is the first command to name its queue while it is queued.
+            client.zrem("rq:scheduled:fake-echo:normal:default", job_id)
+            client.hset(f"rq:job:{job_id}", "status", "queued")
+            proxy.drop_next_reply_to(b"rq:queue:fake-echo:normal:default")
+            client.rpush("rq:queue:fake-echo:normal:default", job_id)
+            view = jobs.until(job_id, "completed")
+            assert view["text"] == "lost and found"
+            assert proxy.dropped == 1
+        finally:
+            worker.stop()
+
+
+class RaisingStrategy:
+    """A strategy of a user's that has a bug."""
+
+    def plan(self, slots: object, budget: int) -> object:
+        raise RuntimeError("a bug in somebody's strategy")
+
+
+def test_an_engine_that_gives_up_ends_the_process_and_its_jobs_go_on(
+    start_worker: StartWorker, jobs: Jobs, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    strategy = "tests.integration.test_worker.RaisingStrategy"
+    worker = start_worker(name="fake-echo", n_parallel=1, batch_strategy=strategy)
+    ids = [jobs.submit(f"job {i}") for i in range(5)]
+    eventually(
+        lambda: any(s.worker != worker.name for s in Registry(client).workers()), "a fresh model process takes over"
+    )
+    worker.terminate()
+    assert worker.wait() == 0
+    for job_id in ids:
+        assert jobs.status(job_id) in ("failed", "queued")
+        assert jobs.store.fetch(job_id).rq_status in ("failed", "queued")

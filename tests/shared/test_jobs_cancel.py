@@ -350,7 +350,7 @@ def test_a_worker_that_missed_the_end_cannot_write_to_the_retried_job(world: Wor
     pulled = world.take("w1")
     world.job(pulled.record.id).cancel()
     world.store.retry(pulled.record.id)
-    assert world.say(pulled, "stale") == [pulled.record.id]
+    assert world.say(pulled, "stale") == [pulled.execution]
     assert world.end(pulled) == "lost"
 
 
@@ -391,7 +391,7 @@ def test_an_erased_running_job_leaves_only_the_workers_list_of_what_it_holds(wor
     world.say(pulled, "a", "b")
     world.store.erase(pulled.record.id)
     assert world.keys() - COUNTERS == {"slotline:held:w1"}
-    assert world.say(pulled, "c", start=2) == [pulled.record.id]
+    assert world.say(pulled, "c", start=2) == [pulled.execution]
     assert world.end(pulled, "cancelled") == "gone"
     assert world.keys() - COUNTERS == {"slotline:held:w1"}
 

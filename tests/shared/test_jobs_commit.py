@@ -46,7 +46,7 @@ def test_a_worker_that_lost_its_job_is_refused_by_name_and_the_others_are_writte
             token(lost.record.id, lost.execution, 1, "stale"),
         ]
     )
-    assert refused == [lost.record.id]
+    assert refused == [lost.execution]
     assert world.events(lost.record.id) == []
     assert world.events(mine.record.id) == ["token"]
 
@@ -54,10 +54,10 @@ def test_a_worker_that_lost_its_job_is_refused_by_name_and_the_others_are_writte
 @pytest.mark.parametrize("execution", ["", "someone-else"])
 def test_nobody_but_the_owner_may_append(execution: str, world: World) -> None:
     waiting = world.submit()
-    assert world.store.stream.append([token(waiting, execution, 0)]) == [waiting]
+    assert world.store.stream.append([token(waiting, execution, 0)]) == [execution]
     running = world.take("w2", priority="interactive").record.id
-    assert world.store.stream.append([token(running, execution, 0)]) == [running]
-    assert world.store.stream.append([token("nobody", execution, 0)]) == ["nobody"]
+    assert world.store.stream.append([token(running, execution, 0)]) == [execution]
+    assert world.store.stream.append([token("nobody", execution, 0)]) == [execution]
     assert not world.client.keys("slotline:events:*")
 
 

@@ -132,7 +132,7 @@ def test_a_job_taken_back_is_nobodys_until_it_is_pulled_again(world: World) -> N
     pulled = world.take("w1")
     dies(world)
     world.store.reclaim("w2")
-    assert world.say(pulled, "stale") == [pulled.record.id]
+    assert world.say(pulled, "stale") == [pulled.execution]
     assert world.end(pulled) == "lost"
 
 
@@ -144,7 +144,7 @@ def test_a_job_taken_back_keeps_its_text_and_counts_the_attempt(world: World) ->
     assert world.store.view(pulled.record.id)["text"] == "a"
     (again,) = world.pull("w2")
     assert (again.record.attempts, again.record.worker) == (2, "w2")
-    assert world.say(pulled, "stale", start=1) == [pulled.record.id]
+    assert world.say(pulled, "stale", start=1) == [pulled.execution]
 
 
 def test_taking_back_wakes_a_worker_and_forgets_the_dead_one(world: World) -> None:

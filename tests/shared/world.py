@@ -43,7 +43,7 @@ class World:
         return pulled
 
     def say(self, pulled: Pulled, *texts: str, start: int = 0) -> list[str]:
-        """Append one token for each text; the ids of jobs that were refused."""
+        """Append one token for each text; the executions that were refused."""
         return self.store.stream.append(
             [token(pulled.record.id, pulled.execution, start + i, text) for i, text in enumerate(texts)]
         )

@@ -230,7 +230,7 @@ def test_a_cancelled_request_leaves_its_slot_within_one_tick() -> None:
     harness = Harness()
     harness.submit("a", max_tokens=1000)
     harness.tick(4)
-    harness.engine.cancel("a")
+    harness.engine.cancel("execution-a")
     harness.tick()
     assert not harness.engine.pool.active
     assert harness.ended("a").finish_reason == "cancelled"
@@ -241,7 +241,7 @@ def test_a_cancel_between_prefill_chunks_costs_no_further_chunk() -> None:
     harness = Harness(FakeBackend("babble"), chunk_size=10)
     harness.submit("a", "w" * 100)
     harness.tick(2)
-    harness.engine.cancel("a")
+    harness.engine.cancel("execution-a")
     harness.run()
     assert len(harness.backend.passes) == 2
     assert harness.tokens("a") == []
@@ -252,7 +252,7 @@ def test_a_waiting_request_that_is_cancelled_computes_nothing() -> None:
     harness.submit("busy")
     harness.submit("waiting")
     harness.tick()
-    harness.engine.cancel("waiting")
+    harness.engine.cancel("execution-waiting")
     harness.run()
     assert harness.ended("waiting").finish_reason == "cancelled"
     assert {i.seq_id for items in harness.backend.passes for i in items} == {0}
@@ -261,7 +261,7 @@ def test_a_waiting_request_that_is_cancelled_computes_nothing() -> None:
 
 def test_cancelling_what_is_not_here_changes_nothing() -> None:
     harness = Harness()
-    harness.engine.cancel("nobody")
+    harness.engine.cancel("execution-nobody")
     harness.tick()
     assert harness.events == []
 
@@ -305,7 +305,7 @@ def test_a_dropped_request_says_nothing_more() -> None:
     harness.submit("a", max_tokens=1000)
     harness.tick(2)
     before = len(harness.events)
-    harness.engine.drop("a")
+    harness.engine.drop("execution-a")
     harness.tick()
     assert len(harness.events) == before and not harness.engine.pool.active
 
@@ -421,7 +421,7 @@ def test_random_work_loses_nothing_and_repeats_nothing(data: st.DataObject) -> N
             submitted[f"r{step}"] = options
             harness.submit(f"r{step}", **options)  # type: ignore[arg-type]
         elif action == "cancel" and submitted:
-            harness.engine.cancel(draw(st.sampled_from(sorted(submitted))))
+            harness.engine.cancel("execution-" + draw(st.sampled_from(sorted(submitted))))
         elif action == "short" and len(harness.engine.pool.active) > 1:
             harness.backend.outcomes.append(DecodeOutcome.NO_ROOM)
         harness.tick(draw(st.integers(0, 4)))

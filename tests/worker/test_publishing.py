@@ -45,8 +45,8 @@ class Pipeline:
         self.finaliser.start()
         self.publisher.start()
 
-    def _on_done(self, job_id: str) -> None:
-        self.held.pop(job_id, None)
+    def _on_done(self, execution: str) -> None:
+        self.held.pop(execution, None)
         self.done.release()
 
     def take(self, **fields: Any) -> Request:
@@ -54,7 +54,7 @@ class Pipeline:
         job_id = self.store.submit(JobRequest(prompt="x", **fields), "m").job_id
         (held,) = hold(self.store.pull("w", [QUEUE], 1), self.store.client, "w", self.settings)
         assert held.id == job_id
-        self.held[job_id] = held
+        self.held[held.execution.id] = held
         return Request(job_id, held.execution.id, (1, 2, 3), SamplingParams(seed=7), 10)
 
     def say(self, *events: Any, wait: int = 0) -> None:
@@ -159,7 +159,7 @@ def test_a_job_with_another_owner_is_dropped_and_not_written(pipeline: Pipeline,
     client.hset(f"rq:job:{request.id}", "sl_exec", "another")
     pipeline.say(*whole(request))
     pipeline.publisher.stop()
-    assert request.id in pipeline.lost
+    assert request.execution in pipeline.lost
     assert list(pipeline.store.stream.replay(request.id)) == []
     pipeline.publisher = Publisher(pipeline.store, pipeline.held, pipeline.finaliser, pipeline.lost.append)
     pipeline.publisher.start()

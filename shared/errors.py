@@ -11,7 +11,8 @@
     │   └── JobNotFound
     ├── Conflict
     │   ├── IdConflict
-    │   └── JobAlreadyEnded
+    │   ├── JobAlreadyEnded
+    │   └── JobNotEnded
     ├── QueueFull
     ├── Unavailable
     │   ├── RedisUnavailable
@@ -22,6 +23,7 @@
         ├── GrammarDeadEnd
         ├── BadLogits
         ├── DecodeFailed
+        ├── DependencyFailed
         ├── JobRemoved
         └── InternalError
 
@@ -125,6 +127,12 @@ class JobAlreadyEnded(Conflict):
     code = "job_already_ended"
 
 
+class JobNotEnded(Conflict):
+    """What was asked is only possible once the job has ended."""
+
+    code = "job_not_ended"
+
+
 class QueueFull(SlotlineError):
     """The model's queue is at `max_queue`; try again after `retry_after_s`."""
 
@@ -189,6 +197,12 @@ class DecodeFailed(GenerationError):
 
     code = "decode_failed"
     retryable = True
+
+
+class DependencyFailed(GenerationError):
+    """A job that this one waited for can no longer complete."""
+
+    code = "dependency_failed"
 
 
 class JobRemoved(GenerationError):

@@ -28,7 +28,16 @@ from rq.registry import (
 )
 from rq.utils import now, utcformat
 
-from shared.errors import IdConflict, InvalidRequest, JobAlreadyEnded, JobNotFound, QueueFull
+from shared.errors import (
+    DependencyFailed,
+    IdConflict,
+    InvalidRequest,
+    JobAlreadyEnded,
+    JobNotEnded,
+    JobNotFound,
+    QueueFull,
+    SlotlineError,
+)
 from shared.lua import script
 from shared.names import (
     JOB_FUNCTION,
@@ -175,37 +184,54 @@ class JobStore(JobReader):
     def cancel(self, job_id: str) -> dict[str, Any]:
         """Cancel a job and return its object, which says `cancelled`; a second time changes nothing.
 
+        Jobs of ours that wait for it end with it, since they could never start.
+
         Raises:
             JobNotFound: there is none.
             JobAlreadyEnded: it has completed or failed.
         """
-        record = self.fetch(job_id)
+        outcome = self._end_waiting(self.fetch(job_id))
+        if outcome == "missing":
+            raise JobNotFound(job_id)
+        if outcome == "ended":
+            raise JobAlreadyEnded(f"job {job_id!r} has already ended: it is {self.fetch(job_id).status}", "id")
+        if outcome == "cancelled":
+            self.end_dependents(job_id)
+        return self.view(job_id)
+
+    def _end_waiting(self, record: JobRecord, error: SlotlineError | None = None) -> str:
+        """End a job that waits as cancelled, flag one that runs; the answer of the script."""
         moment = now()
         ttl_s = record.result_ttl_s or self.settings.result_ttl_s
-        text = "".join(t["text"] for t in self.stream.tokens(job_id)) or None
         final = job_object(
             record,
             status="cancelled",
             ended_at=moment.timestamp(),
             ttl_s=ttl_s if ttl_s > 0 else None,
-            text=text,
+            text="".join(t["text"] for t in self.stream.tokens(record.id)) or None,
             finish_reason="cancelled",
+            error=error.to_dict() if error else None,
         )
         registries = (ScheduledJobRegistry, DeferredJobRegistry, ReadyJobRegistry, CanceledJobRegistry)
         outcome = self._cancel(
             keys=[
-                job_key(job_id),
-                events_key(job_id),
+                job_key(record.id),
+                events_key(record.id),
                 rq_queue_key(record.origin),
                 *(registry(record.origin, self.client).key for registry in registries),
             ],
-            args=[job_id, dumps(final), ttl_s, utcformat(moment), int(moment.timestamp())],
-        ).decode()
-        if outcome == "missing":
-            raise JobNotFound(job_id)
-        if outcome == "ended":
-            raise JobAlreadyEnded(f"job {job_id!r} has already ended: it is {self.fetch(job_id).status}", "id")
-        return self.view(job_id)
+            args=[record.id, dumps(final), ttl_s, utcformat(moment), int(moment.timestamp())],
+        )
+        return str(outcome.decode())
+
+    def end_dependents(self, job_id: str) -> None:
+        """End the jobs of ours that wait for one that can no longer complete; RQ would let them wait for ever."""
+        dependents = [d.decode() for d in self.client.smembers(f"{job_key(job_id)}:dependents")]
+        for record in self.fetch_many(dependents):
+            if record is not None and record.rq_status == "deferred" and record.fingerprint is not None:
+                error = DependencyFailed(f"job {job_id!r}, which this one waited for, did not complete", "depends_on")
+                self._end_waiting(record, error)
+                self.end_dependents(record.id)
 
     def erase(self, job_id: str) -> None:
         """Remove every trace of a job: record, prompt, text and log. A running one is cancelled by its worker.
@@ -217,6 +243,7 @@ class JobStore(JobReader):
         if not record.is_over:
             with suppress(JobAlreadyEnded):  # by now
                 self.cancel(job_id)
+            self.end_dependents(job_id)
         idempotency = self.client.hget(job_key(job_id), "sl_idempotency")
         try:
             Job.fetch(job_id, connection=self.client, serializer=SERIALIZER).delete()
@@ -228,19 +255,23 @@ class JobStore(JobReader):
             pipe.delete(idempotency)
         pipe.zrem(JOBS_INDEX, job_id)
         pipe.execute()
+        self.stream.say_removed(job_id)
 
     def retry(self, job_id: str) -> dict[str, Any]:
         """Queue a failed or cancelled job again, to run from the start.
 
         Raises:
             JobNotFound: there is none.
-            JobAlreadyEnded: it has completed, or has not ended.
+            JobAlreadyEnded: it has completed.
+            JobNotEnded: it has not ended, or its worker has yet to let go of it.
         """
         record = self.fetch(job_id)
-        if not record.is_over or record.status == "completed":
-            raise JobAlreadyEnded(f"only a failed or cancelled job can be retried; {job_id!r} is {record.status}", "id")
+        if record.status == "completed":
+            raise JobAlreadyEnded(f"only a failed or cancelled job can be retried; {job_id!r} is completed", "id")
+        if not record.is_over:
+            raise JobNotEnded(f"only a failed or cancelled job can be retried; {job_id!r} is {record.status}", "id")
         if record.rq_status == "started":
-            raise JobAlreadyEnded(f"job {job_id!r} is still being let go by its worker; try again", "id")
+            raise JobNotEnded(f"job {job_id!r} is still being let go by its worker; try again", "id")
         registries = (FailedJobRegistry, CanceledJobRegistry)
         outcome = self._retry(
             keys=[
@@ -255,7 +286,7 @@ class JobStore(JobReader):
         if outcome == "missing":
             raise JobNotFound(job_id)
         if outcome != "ok":
-            raise JobAlreadyEnded(f"job {job_id!r} was changed at the same time: it is {outcome} now", "id")
+            raise JobNotEnded(f"job {job_id!r} was changed at the same time: it is {outcome} now", "id")
         return self.view(job_id)
 
     # --- the worker side ---

@@ -128,6 +128,7 @@ def job_object(
     record: JobRecord,
     *,
     status: JobStatus | None = None,
+    detail: str | None = None,
     ended_at: float | None = None,
     ttl_s: int | None = None,
     position: int | None = None,
@@ -142,7 +143,8 @@ def job_object(
     shown = status or record.status
     ended = ended_at or record.ended_at
     over = shown in ("completed", "failed", "cancelled")
-    detail = {"completed": "finished", "failed": "failed", "cancelled": "canceled"}[shown] if status and over else None
+    if detail is None and status and over:
+        detail = {"completed": "finished", "failed": "failed", "cancelled": "canceled"}[shown]
     return {
         "id": record.id,
         "object": "job",

@@ -109,7 +109,7 @@ class Registry:
             UnknownModel: the name is nobody's; the message lists those there are.
         """
         cards = self.models()
-        if name not in (None, "", DEFAULT_MODEL):
+        if name not in (None, DEFAULT_MODEL):
             for card in cards:
                 if name in (card.name, card.alias):
                     return card

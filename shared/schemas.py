@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from shared.names import JOB_ID, Priority
+from shared.names import DEFAULT_MODEL, JOB_ID, Priority
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
@@ -137,6 +137,8 @@ class JobRequest(GenerationRequest):
     def fingerprint(self) -> str:
         """Equal for equal bodies, whatever their spelling, order or id."""
         body = self.model_dump(mode="json", exclude={"id"}, exclude_none=True)
+        if body.get("model") == DEFAULT_MODEL:
+            del body["model"]  # what leaving it out means
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 

@@ -47,6 +47,9 @@ class EventId:
 
 START = EventId(0, 0)
 
+#: Goes out on the channel alone, when a job's record and log are gone: readers should look at the record.
+REMOVED = "removed"
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -162,6 +165,10 @@ class TokenStream:
         """The newest event, None where there is no log."""
         entries = self.client.xrevrange(events_key(job_id), count=1)
         return Event.from_entry(entries[0]) if entries else None
+
+    def say_removed(self, job_id: str) -> None:
+        """Tell readers that the job is gone."""
+        self.client.publish(events_key(job_id), dumps({"event": REMOVED, "id": str(START), "data": {}}))
 
     def tokens(self, job_id: str) -> list[dict[str, Any]]:
         """The data of the token events so far."""

@@ -34,6 +34,7 @@ STATUS: dict[type[SlotlineError], int] = {
     tree.Conflict: 409,
     tree.IdConflict: 409,
     tree.JobAlreadyEnded: 409,
+    tree.JobNotEnded: 409,
     tree.QueueFull: 429,
     tree.Unavailable: 503,
     tree.RedisUnavailable: 503,
@@ -44,6 +45,7 @@ STATUS: dict[type[SlotlineError], int] = {
     tree.GrammarDeadEnd: 422,
     tree.BadLogits: 500,
     tree.DecodeFailed: 500,
+    tree.DependencyFailed: 409,
     tree.JobRemoved: 410,
     tree.InternalError: 500,
 }

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from shared.errors import JobNotFound, JobRemoved, SlotlineError
 from shared.jobs import JobStore
 from shared.records import JobRecord, job_object
-from shared.stream import Event, EventId, dumps
+from shared.stream import REMOVED, Event, EventId, dumps
 from webapi.services import Services
 from webapi.subscription import Notice, Subscription
 
@@ -71,7 +71,7 @@ class Follower:
         got = self._subscription.get(wait_s)
         if got is Notice.CLOSED:
             self._over = True
-        elif got is Notice.GAP:
+        elif got is Notice.GAP or isinstance(got, Event) and got.name == REMOVED:
             self._behind = True
         elif isinstance(got, Event) and (got.is_terminal or got.id > self._place):
             if self._joins(got) and not self._behind:
@@ -152,5 +152,7 @@ def _next_end(subscription: Subscription, wait_s: float) -> Event | Notice:
     deadline = time.monotonic() + wait_s
     while True:
         got = subscription.get(max(0.0, deadline - time.monotonic()))
+        if isinstance(got, Event) and got.name == REMOVED:
+            return Notice.GAP
         if not isinstance(got, Event) or got.is_terminal:
             return got

@@ -10,11 +10,19 @@ from typing import Any, NoReturn, TypeVar
 
 from flask import request
 from pydantic import BaseModel, ValidationError
-from werkzeug.exceptions import RequestEntityTooLarge, UnsupportedMediaType
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, UnsupportedMediaType
 
 from shared.errors import InvalidRequest
 
 M = TypeVar("M", bound=BaseModel)
+
+#: The worker's spelling of a field, and ours.
+SPELLINGS = {
+    "temp": "temperature",
+    "penalty_repeat": "repeat_penalty",
+    "penalty_freq": "frequency_penalty",
+    "penalty_present": "presence_penalty",
+}
 
 #: Fields that take more than one type. Pydantic reports each type apart, which helps nobody.
 EITHER = {
@@ -34,7 +42,13 @@ def read_body(model: type[M]) -> M:
     """
     if not request.is_json:
         raise UnsupportedMediaType("send the body as JSON, with the header Content-Type: application/json")
-    data = request.get_data(cache=False)
+    try:
+        data = request.get_data(cache=False)
+    except HTTPException:
+        raise
+    except Exception as error:
+        # The server's own parser of a chunked body, or a connection that broke in the middle of one.
+        raise InvalidRequest(f"the body cannot be read: {error}") from None
     if request.content_length is None and len(data) >= (request.max_content_length or sys.maxsize):
         # Werkzeug stops reading a chunked body at the limit without a word.
         raise RequestEntityTooLarge
@@ -80,7 +94,9 @@ def _about_the_whole(kind: str, message: str) -> InvalidRequest:
 
 def _sentence(path: str, kind: str, message: str, fields: Iterable[str]) -> str:
     if kind == "extra_forbidden":
-        close = difflib.get_close_matches(path, list(fields), n=1)
+        if path in SPELLINGS:
+            return f"`{path}` and `{SPELLINGS[path]}` are the same field; give one of them"
+        close = [] if "." in path else difflib.get_close_matches(path, list(fields), n=1)
         return f"`{path}` is not a known field" + (f"; did you mean `{close[0]}`?" if close else "")
     if kind == "missing":
         return f"`{path}` is required"

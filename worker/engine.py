@@ -119,7 +119,7 @@ class Engine:
             self._wake.clear()
             try:
                 worked = self.tick()
-                defects = 0
+                defects = 0 if worked else defects
             except Exception as error:
                 log.exception("a defect in the tick; its requests fail, the others go on")
                 self._fail_active(InternalError(f"{type(error).__name__}: {error}"))

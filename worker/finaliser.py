@@ -193,8 +193,10 @@ class Finaliser:
             case "completed":
                 self._record_with_dependents(outcome)
             case "failed" | "stopped":
+                self._store.end_dependents(outcome.held.id)
                 self._record_failed(outcome)
             case "cancelled":
+                self._store.end_dependents(outcome.held.id)
                 self._record_cancelled(outcome)
             case "retry":
                 self._record_retry(outcome)
@@ -202,6 +204,8 @@ class Finaliser:
                 with self._connection.pipeline() as pipe:
                     self._let_go(outcome.held, pipe)
                     pipe.execute()
+                if outcome.kind == "gone":
+                    self._store.stream.say_removed(outcome.held.id)
 
     def _record_failed(self, outcome: Outcome) -> None:
         job, execution = outcome.held.job, outcome.held.execution

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from worker.llama_device import device_names, unused_gpu_warning, usable_cores
 from worker.llama_native import collected_log, first_error, ll, quick, slow
 from worker.llama_sampler import LlamaSampler
 from worker.llama_vocab import LlamaVocab
+from worker.model_file import checked_file
 
 _OUTCOMES = {0: DecodeOutcome.DONE, 1: DecodeOutcome.NO_ROOM, 2: DecodeOutcome.ABORTED}
 
@@ -48,7 +48,7 @@ class LlamaBackend:
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
-        path = _checked_file(Path(settings.model_path).expanduser())
+        path = checked_file(settings.model_path)
         check_context(settings.n_ctx, settings.n_parallel)
         self._model = self._context = None
         with collected_log() as log:
@@ -139,21 +139,6 @@ class LlamaBackend:
             chat_template=template.decode(errors="replace") if template else None,
             warning=unused_gpu_warning(settings.n_gpu_layers),
         )
-
-
-def _checked_file(path: Path) -> Path:
-    if not path.exists():
-        raise ModelError(f"the model file {path} does not exist; set model_path to a GGUF file, or to fake:echo")
-    if not path.is_file():
-        raise ModelError(f"{path} is not a file; set model_path to the GGUF file itself")
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ModelError(f"the model file {path} cannot be read: {error.strerror}") from None
-    if magic != b"GGUF":
-        raise ModelError(f"{path} is not a GGUF file; convert the model to GGUF, or download it again")
-    return path
 
 
 def _model_params(settings: WorkerSettings) -> Any:

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -26,6 +27,7 @@ from worker.requests import Ended, Event, HandedBack, Started, Token
 log = logging.getLogger("slotline.publisher")
 
 RETRY_S = 0.25
+FOR_EVER_S = 10 * 366 * 86_400
 
 
 class Publisher:
@@ -170,38 +172,47 @@ def _entry(event: Started | Token) -> Append:
 
 
 def _end(end: Ended, held: HeldJob, final: dict[str, Any]) -> End:
-    return End(held.id, end.request.execution, final, end.tokens, _ttl(held, final["status"]))
+    ttl_s = _ttl_s(held, final["status"])
+    # A log that is gone with the record could not tell its last readers the end.
+    return End(held.id, end.request.execution, final, end.tokens, FOR_EVER_S if ttl_s is None else max(60, ttl_s))
 
 
-def _ttl(held: HeldJob, status: str) -> int:
+def _ttl_s(held: HeldJob, status: str) -> int | None:
+    """How long the record is kept; None for ever (RQ: below 0)."""
     ttl = held.job.failure_ttl if status == "failed" else held.job.result_ttl
-    # RQ: 0 drops the job at once, below 0 keeps it for ever. The log must outlive its last readers either way.
-    return max(60, ttl) if ttl is not None and ttl >= 0 else 10 * 366 * 86_400
+    return ttl if ttl is not None and ttl >= 0 else None
 
 
 def _final(end: Ended, held: HeldJob, cancelled: bool = False) -> dict[str, Any]:
     """The job object of an ended job."""
-    stats, error = end.stats, end.error
+    error = end.error
     failed = error is not None and not cancelled
     ended_by_hand = cancelled or end.finish_reason == "cancelled"
     status: Any = "cancelled" if ended_by_hand else "failed" if failed else "completed"
+    never_ran = end.stats.seq_id is None and not end.request.generated
     return job_object(
-        held.record,
+        replace(held.record, started_at=None) if never_ran else held.record,
         status=status,
+        detail="stopped" if held.stopped and ended_by_hand else None,
         ended_at=time.time(),
-        ttl_s=_ttl(held, status),
+        ttl_s=_ttl_s(held, status),
         text=end.text,
         finish_reason="cancelled" if ended_by_hand else end.finish_reason,
-        usage={
-            "prompt_tokens": stats.prompt_tokens,
-            "completion_tokens": stats.generated_tokens,
-            "total_tokens": stats.prompt_tokens + stats.generated_tokens,
-            "cached_tokens": stats.cached_tokens,
-        },
-        timings=_timings(end),
-        seed=end.request.params.seed,
+        usage=None if never_ran else _usage(end),
+        timings=None if never_ran else _timings(end),
+        seed=None if never_ran else end.request.params.seed,
         error=error.to_dict() if failed and error is not None else None,
     )
+
+
+def _usage(end: Ended) -> dict[str, int]:
+    stats = end.stats
+    return {
+        "prompt_tokens": stats.prompt_tokens,
+        "completion_tokens": stats.generated_tokens,
+        "total_tokens": stats.prompt_tokens + stats.generated_tokens,
+        "cached_tokens": stats.cached_tokens,
+    }
 
 
 def _timings(end: Ended) -> dict[str, float]:

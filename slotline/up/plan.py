@@ -81,8 +81,25 @@ def make_plan(
         raise BadSetup("--fresh empties only a server of our own: leave out --redis-url and SLOTLINE_REDIS_URL")
     if not worker.model_path.startswith(FAKE_PREFIX) and find_spec("llama_cpp") is None:
         raise BadSetup("llama-cpp-python is not installed: pip install 'slotline[demo]', or try --model fake:echo")
+    _check_model(worker)
     where = (directory or data_dir()).expanduser().resolve()
     return Plan(where, web, worker, own_redis, demo=worker.model_path == DEMO, fresh=fresh)
+
+
+def _check_model(worker: WorkerSettings) -> None:
+    """See to it that the model is one, before anything is started for it."""
+    from shared.settings import FAKE_PREFIX
+    from worker.backend import ModelError
+    from worker.fake_backend import FakeBackend
+    from worker.model_file import checked_file
+
+    try:
+        if worker.model_path.startswith(FAKE_PREFIX):
+            FakeBackend.from_settings(worker).close()
+        elif worker.model_path != DEMO:
+            checked_file(worker.model_path)
+    except ModelError as error:
+        raise BadSetup(str(error).replace("set model_path to", "set --model to")) from None
 
 
 def _worker(given: dict[str, str | None]) -> WorkerSettings:

@@ -253,7 +253,7 @@ def test_an_engine_that_gives_up_ends_the_process_and_its_jobs_go_on(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     strategy = "tests.integration.test_worker.RaisingStrategy"
-    worker = start_worker(name="fake-echo", n_parallel=1, batch_strategy=strategy)
+    worker = start_worker(name="fake-echo", n_parallel=2, batch_strategy=strategy)
     ids = [jobs.submit(f"job {i}") for i in range(5)]
     eventually(
         lambda: any(s.worker != worker.name for s in Registry(client).workers()), "a fresh model process takes over"

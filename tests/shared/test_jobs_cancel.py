@@ -13,10 +13,11 @@ import pytest
 from rq.job import JobStatus
 from rq.registry import CanceledJobRegistry, DeferredJobRegistry, FailedJobRegistry, ScheduledJobRegistry
 
-from shared.errors import JobAlreadyEnded, JobNotFound
+from shared.errors import JobAlreadyEnded, JobNotEnded, JobNotFound
 from shared.jobs import JobStore
 from shared.names import JOB_FUNCTION
 from shared.schemas import JobObject, JobRequest
+from shared.stream import Event
 from tests.shared.world import MODEL, NORMAL, World, end_of
 
 # --- where it waits ---
@@ -324,7 +325,7 @@ def test_a_retry_wakes_a_worker(world: World) -> None:
 def test_only_what_has_failed_or_was_cancelled_is_retried(make: Callable[[World], str], world: World) -> None:
     job_id = make(world)
     before = world.client.hgetall(f"rq:job:{job_id}"), world.waiting(), world.events(job_id)
-    with pytest.raises(JobAlreadyEnded):
+    with pytest.raises(JobAlreadyEnded if make is completed else JobNotEnded):
         world.store.retry(job_id)
     assert (world.client.hgetall(f"rq:job:{job_id}"), world.waiting(), world.events(job_id)) == before
 
@@ -337,7 +338,7 @@ def test_of_eight_retries_at_once_one_queues_the_job(world: World) -> None:
         barrier.wait(timeout=10)
         try:
             world.store.retry(job_id)
-        except JobAlreadyEnded:
+        except JobNotEnded:
             return False
         return True
 
@@ -442,3 +443,46 @@ def test_an_erased_id_can_be_used_again(world: World) -> None:
     world.store.erase("a")
     assert world.store.submit(JobRequest(prompt="other", id="a"), MODEL).created
     assert [p.record.id for p in world.pull()] == ["a"]
+
+
+# --- dependents ---
+
+
+def test_jobs_that_waited_for_a_cancelled_one_end_with_it_and_so_do_theirs(world: World) -> None:
+    first = world.submit()
+    second = world.submit(depends_on=first)
+    third = world.submit(depends_on=second)
+    theirs = world.queue.enqueue("slotline.generate", {"prompt": "x"}, depends_on=first)
+    world.store.cancel(first)
+    for job_id, cause in ((second, first), (third, second)):
+        view = world.store.view(job_id)
+        assert (view["status"], view["error"]["code"]) == ("cancelled", "dependency_failed")
+        assert cause in view["error"]["message"]
+        assert world.events(job_id) == ["done"]
+    assert theirs.get_status() == "deferred"
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_jobs_that_waited_for_an_erased_one_end(running: bool, world: World) -> None:
+    first = world.submit()
+    if running:
+        world.pull()
+    second = world.submit(depends_on=first)
+    world.store.erase(first)
+    assert world.store.view(second)["status"] == "cancelled"
+    assert world.events(second) == ["done"]
+
+
+def test_readers_are_told_of_an_erase(world: World) -> None:
+    job_id = world.submit()
+    pubsub = world.client.pubsub(ignore_subscribe_messages=True)
+    pubsub.subscribe(f"slotline:events:{job_id}")
+    pubsub.get_message(timeout=5)
+    world.store.erase(job_id)
+    names = []
+    while not names or names[-1] != "removed":
+        message = pubsub.get_message(timeout=5)
+        assert message is not None, f"only {names} came"
+        names.append(Event.from_message(message["data"]).name)
+    pubsub.close()
+    assert names == ["done", "removed"]

@@ -67,12 +67,12 @@ def test_there_are_no_models_before_the_first(registry: Registry) -> None:
 # --- resolve ---
 
 
-@pytest.mark.parametrize("name", [None, "", "default"])
+@pytest.mark.parametrize("name", [None, "default"])
 def test_before_the_first_model_the_default_is_not_known_yet(name: str | None, registry: Registry) -> None:
     assert registry.resolve(name) is None
 
 
-@pytest.mark.parametrize("name", [None, "", "default"])
+@pytest.mark.parametrize("name", [None, "default"])
 def test_the_default_is_the_only_model(name: str | None, registry: Registry) -> None:
     registry.register_model(card("a"))
     assert registry.resolve(name) == card("a")

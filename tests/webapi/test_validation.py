@@ -29,7 +29,7 @@ BAD = [
     (b'{"prompt": "a", "temperature": -1}', "temperature", "greater than or equal to 0"),
     (b'{"prompt": "a", "temp": "hot"}', "temp", "number"),
     (b'{"prompt": "a", "temp": Infinity}', "temp", "finite"),
-    (b'{"prompt": "a", "temp": 1, "temperature": 1}', "temp", "not a known field"),
+    (b'{"prompt": "a", "temp": 1, "temperature": 1}', "temp", "the same field"),
     (b'{"prompt": "a", "top_p": 2}', "top_p", "less than or equal to 1"),
     (b'{"prompt": "a", "top_k": "x"}', "top_k", "integer"),
     (b'{"prompt": "a", "penalty_repeat": 1e9}', "penalty_repeat", "less than or equal to 10"),

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import redis
+from redis.client import Pipeline as Pipe
 from redis.exceptions import ConnectionError
 from rq.job import Job
 from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
 from rq.worker import SimpleWorker
 
-from shared.errors import DecodeFailed, GrammarDeadEnd
+from shared.errors import DecodeFailed, GrammarDeadEnd, QueueTimeout
 from shared.jobs import JobStore
 from shared.names import SERIALIZER, events_key, held_key, queue_name
 from shared.schemas import JobObject, JobRequest
@@ -228,3 +229,65 @@ def test_a_job_that_rq_cannot_read_is_failed_and_the_others_go_on(pipeline: Pipe
     view = pipeline.store.view(broken)
     assert view["status"] == "failed" and "cannot be read" in view["error"]["message"]
     assert client.lrange(held_key("w"), 0, -1) == [fine.encode()]
+
+
+def test_a_short_ttl_is_shown_as_it_is(pipeline: Pipeline, client: redis.Redis) -> None:
+    request = pipeline.take(result_ttl_s=5)
+    pipeline.say(*whole(request), wait=1)
+    final = pipeline.store.view(request.id)
+    assert final["expires_at"] - final["ended_at"] == pytest.approx(5)
+    assert client.ttl(f"rq:job:{request.id}") <= 5
+
+
+def test_a_job_that_never_ran_claims_nothing(pipeline: Pipeline) -> None:
+    request = pipeline.take()
+    refused = Stats(0, 0, 0, 0.5, 0, 0, 0, None)
+    pipeline.say(Ended(request, 0, "", refused, None, QueueTimeout("too late")), wait=1)
+    final = pipeline.store.view(request.id)
+    assert final["status"] == "failed" and final["ended_at"] is not None
+    assert [final[k] for k in ("started_at", "usage", "timings", "seed")] == [None] * 4
+
+
+def test_what_a_stop_command_ended_shows_as_stopped(pipeline: Pipeline) -> None:
+    request = pipeline.take()
+    pipeline.held[request.execution].stopped = True
+    pipeline.say(ended(request, finish_reason="cancelled"), wait=1)
+    final = pipeline.store.view(request.id)
+    assert (final["status"], final["detail"]) == ("cancelled", "stopped")
+    assert pipeline.store.fetch(request.id).rq_status == "stopped"
+
+
+def test_a_stop_that_came_too_late_changes_nothing(pipeline: Pipeline) -> None:
+    request = pipeline.take()
+    pipeline.held[request.execution].stopped = True
+    pipeline.say(*whole(request), wait=1)
+    assert pipeline.store.fetch(request.id).rq_status == "finished"
+
+
+def test_jobs_that_waited_for_a_failed_one_end(pipeline: Pipeline) -> None:
+    request = pipeline.take()
+    dependent = pipeline.store.submit(JobRequest(prompt="later", depends_on=request.id), "m").job_id
+    pipeline.say(ended(request, finish_reason=None, error=GrammarDeadEnd("no way on")), wait=1)
+    view = pipeline.store.view(dependent)
+    assert (view["status"], view["error"]["code"]) == ("cancelled", "dependency_failed")
+
+
+def test_a_retry_whose_reply_was_lost_is_spent_once(
+    pipeline: Pipeline, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = pipeline.take(retries=2)
+    lost = [ConnectionError("the reply")]
+    execute = Pipe.execute
+
+    def flaky(pipe: Pipe, raise_on_error: bool = True) -> Any:
+        is_the_retry = any("sl_exec" in map(str, command[0]) and "HDEL" in command[0] for command in pipe.command_stack)
+        answer = execute(pipe, raise_on_error)
+        if is_the_retry and lost:
+            raise lost.pop()
+        return answer
+
+    monkeypatch.setattr(Pipe, "execute", flaky)
+    pipeline.say(ended(request, finish_reason=None, error=DecodeFailed("a bad pass")), wait=1)
+    assert not lost
+    assert pipeline.store.fetch(request.id).retries_left == 1
+    assert client.lrange(f"rq:queue:{QUEUE}", 0, -1) == [request.id.encode()]

@@ -17,11 +17,14 @@ def settle_path() -> None:
     """Make sure that `shared`, `webapi` and `worker` are ours, wherever we are started.
 
     The current directory goes from the path, in which `python -m` and an empty `PYTHONPATH` entry put it,
-    unless it is where we live ourselves. Child processes of a checkout find it by `PYTHONPATH`.
+    unless it is where we live ourselves or `PYTHONPATH` names it; then it goes to the end, behind us. Child processes
+    of a checkout find it by `PYTHONPATH`.
     """
     here = str(HOME)
     if (cwd := _current_directory()) != HOME:
         sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != cwd]
+        if cwd is not None and str(cwd) in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+            sys.path.append(str(cwd))
     if not all(_is_ours(name) for name in OURS):
         sys.path.insert(0, here)
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)

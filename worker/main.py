@@ -81,7 +81,7 @@ class Parent:
             self._scheduler.end()
 
     def _run_child(self) -> int:
-        command = [sys.executable, "-P", "-m", "slotline", "worker", "--model-process"]
+        command = [sys.executable, "-P", "-m", "slotline", "worker", f"--model-process-of={os.getpid()}"]
         # A session of its own: Ctrl-C in a terminal must reach it once, through us.
         self._child = subprocess.Popen(command, env=child_environment(self._settings), start_new_session=True)
         if self._stopping:

@@ -29,10 +29,9 @@ EXIT_REDIS = 69  # EX_UNAVAILABLE of sysexits.h
 EXIT_ENGINE = 70  # EX_SOFTWARE
 
 
-def run(settings: WorkerSettings) -> int:
-    """Serve one model. Returns the exit status."""
+def run(settings: WorkerSettings, parent_pid: int) -> int:
+    """Serve one model for as long as the process `parent_pid` is our parent. Returns the exit status."""
     configure_logging(settings.log_level)
-    parent_pid = os.getppid()  # before the model loads, which may take minutes
     # The engine comes back from each pass for the GIL; another thread may keep it for no longer than this.
     sys.setswitchinterval(0.001)
     client = connect(settings)

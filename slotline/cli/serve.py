@@ -36,15 +36,15 @@ def worker() -> click.Command:
     """The command `slotline worker`."""
     from shared.settings import WorkerSettings
 
-    def run(check: bool, model_process: bool, **given: Any) -> None:
+    def run(check: bool, model_process_of: int | None, **given: Any) -> None:
         """Run a worker: a small parent that keeps the process with the model going."""
         settings = load_settings(WorkerSettings, given)
         if check:
             _check(settings)
-        elif model_process:
+        elif model_process_of is not None:
             from worker.model_process import run as run_model
 
-            _leave(run_model(settings))
+            _leave(run_model(settings, model_process_of))
         else:
             from worker.main import run as run_parent
 
@@ -52,7 +52,8 @@ def worker() -> click.Command:
 
     flags = [
         click.Option(["--check"], is_flag=True, help="Start nothing; say whether this host's worker is well (0 or 1)."),
-        click.Option(["--model-process"], is_flag=True, hidden=True),
+        # How the parent starts the other process; the value is the parent's process id.
+        click.Option(["--model-process-of"], type=int, hidden=True),
     ]
     return click.Command("worker", callback=run, params=[*flags, *settings_options(WorkerSettings)], help=run.__doc__)
 

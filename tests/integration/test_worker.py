@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -263,3 +264,15 @@ def test_an_engine_that_gives_up_ends_the_process_and_its_jobs_go_on(
     for job_id in ids:
         assert jobs.status(job_id) in ("failed", "queued")
         assert jobs.store.fetch(job_id).rq_status in ("failed", "queued")
+
+
+def test_what_a_parent_that_was_killed_has_started_does_not_stay(
+    client: redis.Redis, valkey: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-P", "-m", "slotline", "worker", "--model=fake:echo"]
+    parent = subprocess.Popen(command, env={**os.environ, "SLOTLINE_REDIS_URL": valkey}, cwd=tmp_path)
+    children = eventually(lambda: psutil.Process(parent.pid).children(), "the model process is started")
+    parent.kill()
+    parent.wait()
+    for child in children:
+        eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the child ends")  # noqa: B023

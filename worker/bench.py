@@ -137,7 +137,14 @@ class EngineBench:
         """Seconds until the engine has generated and the server has every token and every end."""
         held = self._jobs(tokens)
         ends = _Countdown(len(held))
-        publisher = Publisher(self._store, held, ends, _never_lost, self._settings.flush_s)  # type: ignore[arg-type]
+        publisher = Publisher(
+            self._store,
+            held,
+            ends,  # type: ignore[arg-type]
+            _never_lost,
+            self._settings.flush_s,
+            on_defect=ends.give_up,
+        )
         engine = Engine(
             self._backend,
             load_strategy("decode_maximal"),
@@ -155,6 +162,7 @@ class EngineBench:
         # them all when it decides how long a waiting one may spin.
         engine.run()
         took = time.perf_counter() - began
+        ends.check()
         publisher.stop()
         self._client.flushdb()
         return took
@@ -164,7 +172,7 @@ class EngineBench:
         for _ in range(self._batch):
             self._store.submit(JobRequest(prompt="x", max_tokens=tokens), "bench")
         pulled = self._store.pull("bench", [queue_name("bench", "normal")], self._batch)
-        return {h.id: h for h in hold(pulled, self._client, "bench", self._settings)}
+        return {h.execution.id: h for h in hold(pulled, self._client, "bench", self._settings)}
 
     def _prompt(self, number: int) -> list[int]:
         n_tokens = self._backend.vocab.n_tokens
@@ -181,13 +189,23 @@ class _Countdown:
 
     def __init__(self, count: int) -> None:
         self._left = count
+        self._failed = False
         self.then: Callable[[], None] = lambda: None
 
-    def put(self, outcome: Outcome) -> None:
-        assert outcome.kind == "completed", f"a bench job ended as {outcome.kind}: {outcome.final}"
-        self._left -= 1
+    def put(self, *outcomes: Outcome) -> None:
+        for outcome in outcomes:
+            assert outcome.kind == "completed", f"a bench job ended as {outcome.kind}: {outcome.final}"
+        self._left -= len(outcomes)
         if not self._left:
             self.then()
+
+    def give_up(self) -> None:
+        self._failed = True
+        self.then()
+
+    def check(self) -> None:
+        if self._failed:
+            raise ModelError("publishing failed; the log above says why")
 
 
 def _never_lost(job_id: str) -> None:

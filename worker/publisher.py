@@ -41,6 +41,7 @@ class Publisher:
         on_lost: Callable[[str], None],
         flush_s: float = 0.0,
         abandon: threading.Event | None = None,
+        on_defect: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._held = held
@@ -48,6 +49,7 @@ class Publisher:
         self._on_lost = on_lost
         self._flush_s = flush_s
         self._abandon = abandon or threading.Event()
+        self._on_defect = on_defect
         self._urgent = threading.Event()
         self._writer = EventWriter(store.client, store.stream)
         self._queue: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
@@ -81,8 +83,12 @@ class Publisher:
                 batch.append(self._queue.get())
             going = None not in batch
             events = [event for tick in batch if tick is not None for event in tick]
-            if events:
+            try:
                 self._insist(events)
+            except Exception:
+                # What these events said is lost here, so nothing of this process can be trusted to end well.
+                log.critical("a defect in publishing", exc_info=True)
+                self._on_defect()
         self._writer.close()
 
     def _insist(self, events: list[Event]) -> None:

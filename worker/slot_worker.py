@@ -89,7 +89,7 @@ class SlotWorker(BaseWorker):
         self._abandon = threading.Event()
         self.finaliser = Finaliser(self, self.store, self.model, self._on_done, self._abandon)
         self.publisher = Publisher(
-            self.store, self.held, self.finaliser, self._on_lost, settings.flush_s, self._abandon
+            self.store, self.held, self.finaliser, self._on_lost, settings.flush_s, self._abandon, self._give_up
         )
         self._n_ctx = n_ctx
         self._queue_names = names
@@ -222,10 +222,13 @@ class SlotWorker(BaseWorker):
             self.engine.run()
         except Exception:
             log.critical("the engine gave up; this process ends so that a fresh one can take over", exc_info=True)
-            self._stop_signals = 2
-            self.engine_failed = True
-        finally:
-            self._wake.set()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Leave at once with what is held handed back, and let the parent start a fresh process."""
+        self._stop_signals = 2
+        self.engine_failed = True
+        self._wake.set()
 
     # --- from other threads ---
 

@@ -31,9 +31,9 @@ def test_left_alone_it_is_the_demo_model_in_four_slots_with_cached_prompts(own_h
 def test_flags_go_before_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLOTLINE_N_PARALLEL", "2")
     monkeypatch.setenv("SLOTLINE_PORT", "9000")
-    monkeypatch.setenv("SLOTLINE_MODEL_PATH", "fake:script")
+    monkeypatch.setenv("SLOTLINE_MODEL_PATH", "fake:count")
     assert (plan(model=None).worker.n_parallel, plan(model=None).web.port) == (2, 9000)
-    assert (plan(model=None).worker.model_path, plan(model=None).demo) == ("fake:script", False)
+    assert (plan(model=None).worker.model_path, plan(model=None).demo) == ("fake:count", False)
     assert plan(slots="8", port="1234").worker.n_parallel == 8
 
 

@@ -242,11 +242,21 @@ def test_a_valkey_that_dies_is_started_again_with_its_data(up) -> None:
 
 
 def test_a_model_that_is_none_ends_everything_with_its_message(up, own_home: Path, tmp_path: Path) -> None:
-    running = up("--model", "fake:nonsense", "--port", "0")
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF and then nothing that makes sense")
+    running = up("--model", str(broken), "--port", "0")
     assert running.ended() == 2
     assert running.lines[-1] != ""
-    assert "worker cannot run: slotline worker: there is no script 'nonsense'" in running.output
+    assert f"worker cannot run: slotline worker: llama.cpp cannot load {broken}" in running.output
     assert nothing_is_left(own_home)
+    assert not (own_home / STATE_FILE).exists()
+
+
+def test_a_model_that_cannot_be_one_is_one_line_before_anything_is_started(up, own_home: Path) -> None:
+    running = up("--model", "/no/such/model.gguf", "--port", "0")
+    assert running.ended() == 2
+    (line,) = running.lines
+    assert "/no/such/model.gguf" in line and "--model" in line
     assert not (own_home / STATE_FILE).exists()
 
 

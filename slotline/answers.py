@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -50,10 +51,9 @@ def json_of(response: httpx.Response) -> Any:
 def _retry_after_s(value: str | None) -> float | None:
     if value is None:
         return None
-    try:
+    # Seconds, or a date (RFC 9110); anything else says nothing.
+    with suppress(ValueError):
         return max(0.0, float(value))
-    except ValueError:
-        pass
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, TypeError):

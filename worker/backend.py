@@ -240,3 +240,19 @@ def check_context(n_ctx: int, n_parallel: int) -> None:
         raise ModelError(
             f"n_ctx {n_ctx} is too small for {n_parallel} slots; set it to {needed} or more, or lower n_parallel"
         )
+
+
+def check_batch(items: Sequence[BatchItem], info: ModelInfo) -> None:
+    """Return if a pass over the items is possible.
+
+    Raises:
+        ValueError: more tokens than `n_batch`, a sequence beyond `n_seq_max`, or nothing at all.
+    """
+    total = sum(len(item.tokens) for item in items)
+    if not 0 < total <= info.n_batch:
+        raise ValueError(f"a batch of {total} tokens, where 1 to {info.n_batch} are possible")
+    for item in items:
+        if not 0 <= item.seq_id < info.n_seq_max:
+            raise ValueError(f"sequence {item.seq_id}, where there are {info.n_seq_max}")
+        if not item.tokens:
+            raise ValueError(f"no tokens for sequence {item.seq_id}")

@@ -22,6 +22,7 @@ from worker.backend import (
     ModelInfo,
     SamplingParams,
     Vocabulary,
+    check_batch,
     check_context,
 )
 from worker.fake_sampler import FakeSampler
@@ -159,15 +160,9 @@ class FakeBackend:
         self.closed = True
 
     def _check(self, items: Sequence[BatchItem]) -> None:
-        total = sum(len(item.tokens) for item in items)
-        if not 0 < total <= self.info.n_batch:
-            raise ValueError(f"a batch of {total} tokens, where 1 to {self.info.n_batch} are possible")
+        check_batch(items, self.info)
         ends: dict[int, int] = {}
         for item in items:
-            if not 0 <= item.seq_id < self.info.n_seq_max:
-                raise ValueError(f"sequence {item.seq_id}, where there are {self.info.n_seq_max}")
-            if not item.tokens:
-                raise ValueError(f"no tokens for sequence {item.seq_id}")
             end = ends.get(item.seq_id, len(self.cache[item.seq_id]))
             assert item.position == end, (
                 f"sequence {item.seq_id} holds {end} tokens, the batch begins at {item.position}"

@@ -18,6 +18,7 @@ from worker.backend import (
     ModelInfo,
     SamplingParams,
     Vocabulary,
+    check_batch,
     check_context,
 )
 from worker.llama_batch import LlamaBatch
@@ -73,7 +74,7 @@ class LlamaBackend:
 
     def decode(self, items: Sequence[BatchItem]) -> DecodeOutcome:
         """See `Backend`. Returns when the logits are there."""
-        self._check(items)
+        check_batch(items, self.info)
         rows = self._batch.fill(items)
         outcome = _OUTCOMES.get(self._decode(self._context, self._batch.struct), DecodeOutcome.FAILED)
         self._rows = self._view(rows if outcome is DecodeOutcome.DONE else 0)
@@ -102,16 +103,6 @@ class LlamaBackend:
         if self._model:
             ll.llama_model_free(self._model)
         self._model = self._context = None
-
-    def _check(self, items: Sequence[BatchItem]) -> None:
-        total = sum(len(item.tokens) for item in items)
-        if not 0 < total <= self.info.n_batch:
-            raise ValueError(f"a batch of {total} tokens, where 1 to {self.info.n_batch} are possible")
-        for item in items:
-            if not 0 <= item.seq_id < self.info.n_seq_max:
-                raise ValueError(f"sequence {item.seq_id}, where there are {self.info.n_seq_max}")
-            if not item.tokens:
-                raise ValueError(f"no tokens for sequence {item.seq_id}")
 
     def _view(self, rows: int) -> Logits:
         if rows == 0:

@@ -6,6 +6,7 @@ import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
+from redis import Redis
 from rq import Queue
 from rq.job import Job, validate_job_id
 
@@ -32,6 +33,7 @@ def test_the_most_urgent_priority_comes_first() -> None:
 @given(st.from_regex(JOB_ID, fullmatch=True))
 def test_rq_takes_every_id_we_take(job_id: str) -> None:
     validate_job_id(job_id)
+    assert Job(job_id, connection=Redis()).id == job_id
 
 
 @pytest.mark.parametrize("job_id", ["", "a:b", "a b", "-a", "a\n", "é", "a" * 129])

@@ -169,7 +169,7 @@ def test_two_ways_to_wait_are_refused_and_both_named(other: dict[str, Any], name
     ids=lambda x: repr(x)[:30],
 )  # fmt: skip
 def test_the_edges_of_what_is_allowed_are_allowed(field: str, value: Any) -> None:
-    parse({"prompt": "x", field: value})
+    assert field in parse({"prompt": "x", field: value}).model_fields_set
 
 
 def test_metadata_may_have_16_kib_as_json_and_no_byte_more() -> None:

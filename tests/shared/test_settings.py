@@ -174,7 +174,7 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
 def test_variables_of_the_other_side_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLOTLINE_PORT", "x")
     monkeypatch.setenv("SLOTLINE_URL", "http://h")
-    load(WorkerSettings, {"model_path": "fake:echo"})
+    assert load(WorkerSettings, {"model_path": "fake:echo"}).model_fields_set == {"model_path"}
 
 
 def test_settings_do_not_change_once_built() -> None:

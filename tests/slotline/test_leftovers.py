@@ -107,3 +107,4 @@ def test_a_process_that_has_gone_by_itself_is_no_error(start) -> None:
     process.kill()
     process.wait()
     end([found])
+    assert not found.is_running()

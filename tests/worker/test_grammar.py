@@ -85,4 +85,4 @@ def test_refusals_leave_stderr_clean(llama: LlamaBackend, capfd: pytest.CaptureF
 def test_limits_are_checked_without_llama_cpp() -> None:
     """Except that compiling needs it, the module could be used on the web side."""
     code = "import sys; sys.modules['llama_cpp'] = None; from worker.gbnf import parse; parse('root ::= \"a\"')"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0

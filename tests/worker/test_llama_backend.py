@@ -160,6 +160,7 @@ def test_closing_twice_does_nothing(demo_model: Path) -> None:
     backend = LlamaBackend(load(WorkerSettings, {"model_path": str(demo_model), "n_ctx": 256}))
     backend.close()
     backend.close()
+    assert backend._model is None and backend._context is None
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 # Two images from one file:
-#   docker build --target web -t slotline-web .         the web API, without llama.cpp
+#   docker build --target web -t slotline-web .         the web API and the batches, without llama.cpp
 #   docker build --target worker -t slotline-worker .   the worker, with llama.cpp built for CUDA
 ARG CUDA=12.8.1
 ARG UBUNTU=24.04
@@ -7,8 +7,10 @@ ARG UBUNTU=24.04
 FROM python:3.12-slim AS web
 WORKDIR /src
 COPY . .
-RUN pip install --no-cache-dir ".[web]"
-RUN useradd --system --create-home --uid 10001 slotline
+RUN pip install --no-cache-dir ".[web,s3]"
+# A volume that is mounted on the folder belongs to whom the folder belongs to.
+RUN useradd --system --create-home --uid 10001 slotline \
+    && mkdir -p /data/files && chown slotline /data/files
 USER slotline
 WORKDIR /home/slotline
 ENV SLOTLINE_HOST=0.0.0.0 PYTHONUNBUFFERED=1

@@ -4,6 +4,7 @@
 #   make up MODEL=m.gguf SLOTS=8     the same with a model of yours (PORT=, HOST=, REDIS_URL=, DATA_DIR=, FRESH=1)
 #   make up GPU=cuda|metal|vulkan    build llama.cpp for that device first; GPU=cpu goes back
 #   make test [ARGS="-k stream"]     run the tests        make check   lint, format, types
+#   make chaos-batch                 20,000 lines of a batch, everything killed twice (minutes)
 
 PYTHON ?= python3
 VENV := .venv
@@ -23,7 +24,7 @@ endif
 LLAMA := $(VENV)/.llama-$(GPU)
 endif
 
-.PHONY: help up test check setup bench clean
+.PHONY: help up test check setup bench chaos-batch clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -44,6 +45,9 @@ check: $(VENV)/.test
 
 bench: $(VENV)/.demo $(LLAMA)
 	$(BIN)/slotline bench engine $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+chaos-batch: $(VENV)/.test
+	$(BIN)/python -m tests.chaos.batch $(ARGS)
 
 setup: $(VENV)/.test
 

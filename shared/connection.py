@@ -14,6 +14,10 @@ from redis.retry import Retry
 from shared.errors import RedisUnavailable
 from shared.settings import Settings
 
+#: How long somebody waits for one of a limited number of connections. That none is free says that this process is
+#: busy, not that Redis is away, so it is longer than a command may take.
+POOL_WAIT_S = 30.0
+
 
 def connect(settings: Settings, *, timeout_s: float | None = None, connections: int | None = None) -> redis.Redis:
     """A client that sends each command once.
@@ -24,7 +28,7 @@ def connect(settings: Settings, *, timeout_s: float | None = None, connections: 
         settings: the way to Redis.
         timeout_s: time limit of one command, in place of the configured one.
         connections: open at most so many; who needs one more waits. Left out, redis-py's limit of 100 holds,
-            beyond which it raises.
+            beyond which it raises. Who waits for more than `POOL_WAIT_S` gets a ConnectionError too.
     """
     limit = timeout_s or settings.redis_timeout_s
     options: dict[str, Any] = {
@@ -38,7 +42,7 @@ def connect(settings: Settings, *, timeout_s: float | None = None, connections: 
     if connections is None:
         return redis.Redis.from_url(settings.redis_url, **options)
     pool = redis.BlockingConnectionPool.from_url(
-        settings.redis_url, max_connections=connections, timeout=limit, **options
+        settings.redis_url, max_connections=connections, timeout=POOL_WAIT_S, **options
     )
     return redis.Redis.from_pool(pool)
 

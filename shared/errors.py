@@ -5,17 +5,24 @@
     │   ├── UnknownModel
     │   ├── ContextLengthExceeded
     │   ├── InvalidGrammar
+    │   ├── UnsupportedSchema
+    │   ├── UnsupportedField
+    │   ├── UnsupportedCapability
     │   ├── ChatTemplateError
     │   └── BodyTooLarge
     ├── NotFound
-    │   └── JobNotFound
+    │   ├── JobNotFound
+    │   ├── FileNotFound
+    │   └── BatchNotFound
     ├── Conflict
     │   ├── IdConflict
     │   ├── JobAlreadyEnded
-    │   └── JobNotEnded
+    │   ├── JobNotEnded
+    │   └── BatchState
     ├── QueueFull
     ├── Unavailable
     │   ├── RedisUnavailable
+    │   ├── StorageUnavailable
     │   └── NoWorker
     └── GenerationError             a job that was accepted and did not end well
         ├── GenerationTimeout
@@ -24,11 +31,12 @@
         ├── BadLogits
         ├── DecodeFailed
         ├── DependencyFailed
+        ├── JobCancelled
         ├── JobRemoved
         └── InternalError
 
 Each error carries a message for people, a `code` for programs and, where one field is to blame, its
-name in `param`. The map to HTTP status lives in `webapi/errors.py`.
+name in `param`. The map to HTTP status is `shared/http_status.py`.
 """
 
 from __future__ import annotations
@@ -82,6 +90,24 @@ class InvalidGrammar(InvalidRequest):
     code = "invalid_grammar"
 
 
+class UnsupportedSchema(InvalidRequest):
+    """A JSON schema holds what cannot be enforced; `param` is the path of the keyword."""
+
+    code = "unsupported_schema"
+
+
+class UnsupportedField(InvalidRequest):
+    """A field that would change the answer and that is not served here."""
+
+    code = "unsupported_field"
+
+
+class UnsupportedCapability(InvalidRequest):
+    """The model cannot do what is asked: tools, embeddings, answers."""
+
+    code = "unsupported_capability"
+
+
 class ChatTemplateError(InvalidRequest):
     """The model has no chat template, or the template refused the messages."""
 
@@ -109,6 +135,24 @@ class JobNotFound(NotFound):
         super().__init__(f"there is no job {job_id!r}: it never existed, was erased or has expired", "id")
 
 
+class FileNotFound(NotFound):
+    """No such file: it never existed, was deleted or has expired."""
+
+    code = "file_not_found"
+
+    def __init__(self, file_id: str) -> None:
+        super().__init__(f"there is no file {file_id!r}: it never existed, was deleted or has expired", "file_id")
+
+
+class BatchNotFound(NotFound):
+    """No such batch: it never existed or has expired."""
+
+    code = "batch_not_found"
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"there is no batch {batch_id!r}: it never existed or has expired", "batch_id")
+
+
 class Conflict(SlotlineError):
     """The request contradicts what is stored."""
 
@@ -133,6 +177,12 @@ class JobNotEnded(Conflict):
     code = "job_not_ended"
 
 
+class BatchState(Conflict):
+    """The batch's state does not allow what was asked."""
+
+    code = "batch_state"
+
+
 class QueueFull(SlotlineError):
     """The model's queue is at `max_queue`; try again after `retry_after_s`."""
 
@@ -154,6 +204,12 @@ class RedisUnavailable(Unavailable):
     """Redis does not answer, refuses writes or is full."""
 
     code = "redis_unavailable"
+
+
+class StorageUnavailable(Unavailable):
+    """Where the files are cannot be reached, refuses us or is full."""
+
+    code = "storage_unavailable"
 
 
 class NoWorker(Unavailable):
@@ -203,6 +259,12 @@ class DependencyFailed(GenerationError):
     """A job that this one waited for can no longer complete."""
 
     code = "dependency_failed"
+
+
+class JobCancelled(GenerationError):
+    """Somebody cancelled the job that a caller waited for."""
+
+    code = "job_cancelled"
 
 
 class JobRemoved(GenerationError):

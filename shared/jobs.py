@@ -6,10 +6,7 @@ Every change of a job's state is one script, so that no crash leaves it half don
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
-import time
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -18,7 +15,7 @@ from typing import Any, Literal
 
 import redis
 from rq.exceptions import NoSuchJobError
-from rq.job import Dependency, Job, Retry
+from rq.job import Job
 from rq.registry import (
     CanceledJobRegistry,
     DeferredJobRegistry,
@@ -30,12 +27,10 @@ from rq.utils import now, utcformat
 
 from shared.errors import (
     DependencyFailed,
-    IdConflict,
     InvalidRequest,
     JobAlreadyEnded,
     JobNotEnded,
     JobNotFound,
-    QueueFull,
     SlotlineError,
 )
 from shared.lua import script
@@ -47,29 +42,18 @@ from shared.names import (
     doorbell_key,
     events_key,
     held_key,
-    idempotency_key,
     job_key,
     lease_key,
-    live_queues_key,
-    model_key,
-    queue_name,
     rq_queue_key,
 )
-from shared.reading import JobReader
+from shared.reading import JobReader, answer_so_far
 from shared.records import JobRecord, job_object
 from shared.schemas import JobRequest
 from shared.settings import Settings
 from shared.stream import dumps
+from shared.submission import SubmitCall, Submitted, new_job
 
 CommitOutcome = Literal["ok", "gone", "lost", "ended", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """Answer to a submit: the job, and whether it is new."""
-
-    job_id: str
-    created: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +96,15 @@ class JobStore(JobReader):
     # --- the web side ---
 
     def submit(
-        self, request: JobRequest, model: str, idempotency: str | None = None, idempotency_ttl_s: int = 86_400
+        self,
+        request: JobRequest,
+        model: str,
+        idempotency: str | None = None,
+        idempotency_ttl_s: int = 86_400,
+        *,
+        parent: str | None = None,
+        bound: str | None = None,
+        notify: str | None = None,
     ) -> Submitted:
         """Store a job and queue, schedule or defer it.
 
@@ -120,66 +112,47 @@ class JobStore(JobReader):
             request: what to do; its `id` is used if it has one.
             model: the resolved name of the model.
             idempotency: the caller's `Idempotency-Key`.
+            parent: the call of several jobs that it belongs to.
+            bound: the web process whose lease it needs to live on.
+            notify: the list (`names.feed_key`) its id is pushed to when it ends.
 
         Raises:
             IdConflict: the id or the key belongs to a job with another body.
             QueueFull: the model already has `max_queue` waiting jobs.
             InvalidRequest: a dependency does not exist or can no longer succeed.
         """
-        job = self._new_job(request, model)
-        fields = [x for pair in job.to_dict().items() for x in pair]
-        place, run_at = _place(request)
-        dependencies = request.dependencies
-        digest = hashlib.sha256((idempotency or "").encode()).hexdigest()
-        origin = job.origin
-        outcome, detail = self._submit(
-            keys=[
-                job.key,
-                rq_queue_key(origin),
-                JOBS_INDEX,
-                live_queues_key(model),
-                doorbell_key(model),
-                model_key(model),
-                idempotency_key(digest),
-                ScheduledJobRegistry(origin, self.client).key,
-                DeferredJobRegistry(origin, self.client).key,
-                "rq:queues",
-            ],
-            args=[
-                job.id,
-                request.fingerprint(),
-                int(time.time() * 1000),
-                place,
-                run_at,
-                origin,
-                idempotency_ttl_s if idempotency else 0,
-                len(dependencies),
-                *dependencies,
-                *fields,
-            ],
-        )
-        return _submitted(outcome.decode(), detail.decode())
+        call = self._submit_call(request, model, parent, bound, notify, idempotency, idempotency_ttl_s)
+        return Submitted.of(self._submit(keys=call.keys, args=call.args))
 
-    def _new_job(self, request: JobRequest, model: str) -> Job:
-        timeout_s = request.timeout_s or self.settings.timeout_s
-        job = Job.create(
-            JOB_FUNCTION,
-            args=[request.payload()],
-            connection=self.client,
-            id=request.id or uuid.uuid4().hex,
-            origin=queue_name(model, request.priority),
-            serializer=SERIALIZER,
-            timeout=max(1, int(timeout_s)),
-            result_ttl=request.result_ttl_s or self.settings.result_ttl_s,
-            failure_ttl=request.result_ttl_s or self.settings.failure_ttl_s,
-            # RQ's default would be the call with its arguments, so the prompt, and workers log it.
-            description="generate",
-            depends_on=list[Dependency | Job | str](request.dependencies) or None,
-            meta=request.metadata,
-            retry=Retry(max=request.retries) if request.retries else None,
-        )
-        job.enqueued_at = now()
-        return job
+    def submit_many(
+        self, requests: Sequence[JobRequest], model: str, *, parent: str | None = None, bound: str | None = None
+    ) -> list[Submitted]:
+        """Store jobs in one round trip, each by itself: where one is refused, others may be queued all the same.
+
+        Raises:
+            IdConflict, QueueFull, InvalidRequest: as `submit`, of the first one that is refused.
+        """
+        if len(requests) == 1:  # the pipeline would first ask whether the script is there
+            return [self.submit(requests[0], model, parent=parent, bound=bound)]
+        pipe = self.client.pipeline(transaction=False)
+        for request in requests:
+            call = self._submit_call(request, model, parent, bound)
+            self._submit(keys=call.keys, args=call.args, client=pipe)
+        return [Submitted.of(reply) for reply in pipe.execute()]
+
+    def _submit_call(
+        self,
+        request: JobRequest,
+        model: str,
+        parent: str | None,
+        bound: str | None,
+        notify: str | None = None,
+        idempotency: str | None = None,
+        idempotency_ttl_s: int = 0,
+    ) -> SubmitCall:
+        job = new_job(self.client, self.settings, request, model)
+        ours = {"sl_parent": parent, "sl_bound": bound, "sl_notify": notify}
+        return SubmitCall.of(job, request, model, idempotency, idempotency_ttl_s, ours)
 
     def cancel(self, job_id: str) -> dict[str, Any]:
         """Cancel a job and return its object, which says `cancelled`; a second time changes nothing.
@@ -199,38 +172,56 @@ class JobStore(JobReader):
             self.end_dependents(job_id)
         return self.view(job_id)
 
+    def cancel_many(self, job_ids: Sequence[str]) -> None:
+        """Cancel those of some jobs that are there and have not ended, in a few round trips; see `cancel`."""
+        going = [record for record in self.fetch_many(job_ids) if record is not None and not record.is_over]
+        pipe = self.client.pipeline(transaction=False)
+        for record in going:
+            self._cancel(*self._cancel_call(record), client=pipe)
+        outcomes = pipe.execute()
+        self._end_dependents([r.id for r, outcome in zip(going, outcomes, strict=True) if outcome == b"cancelled"])
+
     def _end_waiting(self, record: JobRecord, error: SlotlineError | None = None) -> str:
         """End a job that waits as cancelled, flag one that runs; the answer of the script."""
+        return str(self._cancel(*self._cancel_call(record, error)).decode())
+
+    def _cancel_call(self, record: JobRecord, error: SlotlineError | None = None) -> tuple[list[str], list[Any]]:
+        """Keys and arguments of one `cancel` script call."""
         moment = now()
         ttl_s = record.result_ttl_s or self.settings.result_ttl_s
+        # What no worker has taken yet has no text.
+        tokens = self.stream.tokens(record.id) if record.attempts else []
         final = job_object(
             record,
             status="cancelled",
             ended_at=moment.timestamp(),
             ttl_s=ttl_s if ttl_s > 0 else None,
-            text="".join(t["text"] for t in self.stream.tokens(record.id)) or None,
+            **(answer_so_far(tokens) if tokens else {}),
             finish_reason="cancelled",
             error=error.to_dict() if error else None,
         )
         registries = (ScheduledJobRegistry, DeferredJobRegistry, ReadyJobRegistry, CanceledJobRegistry)
-        outcome = self._cancel(
-            keys=[
-                job_key(record.id),
-                events_key(record.id),
-                rq_queue_key(record.origin),
-                *(registry(record.origin, self.client).key for registry in registries),
-            ],
-            args=[record.id, dumps(final), ttl_s, utcformat(moment), int(moment.timestamp())],
-        )
-        return str(outcome.decode())
+        keys = [
+            job_key(record.id),
+            events_key(record.id),
+            rq_queue_key(record.origin),
+            *(registry(record.origin, self.client).key for registry in registries),
+        ]
+        return keys, [record.id, dumps(final), ttl_s, utcformat(moment), int(moment.timestamp())]
 
     def end_dependents(self, job_id: str) -> None:
         """End the jobs of ours that wait for one that can no longer complete; RQ would let them wait for ever."""
-        dependents = [d.decode() for d in self.client.smembers(f"{job_key(job_id)}:dependents")]
-        for record in self.fetch_many(dependents):
+        self._end_dependents([job_id])
+
+    def _end_dependents(self, job_ids: Sequence[str]) -> None:
+        pipe = self.client.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipe.smembers(f"{job_key(job_id)}:dependents")
+        waiting = {raw.decode(): job_id for job_id, found in zip(job_ids, pipe.execute(), strict=True) for raw in found}
+        for record in self.fetch_many(list(waiting)):
             if record is not None and record.rq_status == "deferred" and record.fingerprint is not None:
-                error = DependencyFailed(f"job {job_id!r}, which this one waited for, did not complete", "depends_on")
-                self._end_waiting(record, error)
+                reason = f"job {waiting[record.id]!r}, which this one waited for, did not complete"
+                self._end_waiting(record, DependencyFailed(reason, "depends_on"))
                 self.end_dependents(record.id)
 
     def erase(self, job_id: str) -> None:
@@ -364,33 +355,6 @@ class JobStore(JobReader):
             queued += [i.decode() for i in back]
             committed += [i.decode() for i in ended]
         return queued, committed
-
-
-def _place(request: JobRequest) -> tuple[str, int]:
-    if request.dependencies:
-        return "defer", 0
-    if request.run_at is not None:
-        return "schedule", _whole_second(request.run_at.timestamp())
-    if request.delay_s is not None:
-        return "schedule", _whole_second(time.time() + request.delay_s)
-    return "queue", 0
-
-
-def _whole_second(moment: float) -> int:
-    """RQ's scheduler counts in whole seconds from 1970 and must not be early."""
-    return max(1, math.ceil(moment))
-
-
-def _submitted(outcome: str, detail: str) -> Submitted:
-    if outcome == "conflict":
-        raise IdConflict(f"the id or key belongs to job {detail!r}, which has another body", "id")
-    if outcome == "full":
-        raise QueueFull(f"the queue is full: {detail} jobs are waiting")
-    if outcome == "no_dependency":
-        raise InvalidRequest(f"there is no job {detail!r} to depend on", "depends_on")
-    if outcome == "dead_dependency":
-        raise InvalidRequest(f"job {detail!r} can no longer complete, so this one would never start", "depends_on")
-    return Submitted(detail, outcome == "created")
 
 
 def request_of(record: JobRecord) -> dict[str, Any]:

@@ -102,3 +102,58 @@ def ask_key(model: str) -> str:
 def answer_key(question_id: str) -> str:
     """The list that the answer to one question is pushed to."""
     return f"slotline:answer:{question_id}"
+
+
+def web_lease_key(web: str) -> str:
+    """A string that lives only while the web process `web` renews it; its bound jobs end without it."""
+    return f"slotline:web:{web}:lease"
+
+
+FILES = "slotline:files"  # zset: file id by creation time in ms
+BATCHES = "slotline:batches"  # zset: batch id by creation time in ms
+OPEN_BATCHES = "slotline:batches:open"  # set: ids of batches that somebody has work with
+BATCH_PROCESSES = "slotline:batches:processes"  # zset: processes that run batches by the second they last said so
+
+
+def file_key(file_id: str) -> str:
+    """The hash of a file's object."""
+    return f"slotline:file:{file_id}"
+
+
+def batch_key(batch_id: str) -> str:
+    """The hash of a batch."""
+    return f"slotline:batch:{batch_id}"
+
+
+def feed_key(name: str) -> str:
+    """The list of ids of jobs that ended, of those that were submitted with `notify`."""
+    return f"slotline:feed:{name}"
+
+
+FILE_EXPIRY = "slotline:files:expiry"  # zset: file id by the second it expires
+TRASH = "slotline:files:trash"  # zset: object in the storage by the second from which it may be deleted
+
+
+def file_parts_key(file_id: str) -> str:
+    """The list of a batch's output or error file's parts, each as JSON."""
+    return f"slotline:file:{file_id}:parts"
+
+
+def file_users_key(file_id: str) -> str:
+    """The set of open batches that a file is the input or a result of."""
+    return f"slotline:file:{file_id}:batches"
+
+
+def batch_lease_key(batch_id: str) -> str:
+    """A string, the owner's name, that lives only while the owner of a batch renews it."""
+    return f"slotline:batch:{batch_id}:lease"
+
+
+def batch_done_key(batch_id: str) -> str:
+    """A bitmap by line number: lines of a batch that have a row in the results."""
+    return f"slotline:batch:{batch_id}:done"
+
+
+def batch_failed_key(batch_id: str) -> str:
+    """A bitmap by line number: lines of a batch whose row is in the error file."""
+    return f"slotline:batch:{batch_id}:failed"

@@ -61,14 +61,14 @@ class JobReader:
         """The job object of a job that has no terminal event (yet)."""
         position = self._position(record) if record.rq_status == "queued" else None
         has_text = record.status != "queued" or (last is not None and last.id.tokens > 0)
-        text = "".join(t["text"] for t in self.stream.tokens(record.id)) if has_text else None
+        answer = answer_so_far(self.stream.tokens(record.id)) if has_text else {}
         if not record.is_over:
-            return job_object(record, position=position, text=text)
+            return job_object(record, position=position, **answer)
         # RQ's own tools ended it and wrote no event.
         ttl_s = self.client.ttl(job_key(record.id))
         return job_object(
             record,
-            text=text,
+            **answer,
             ttl_s=ttl_s if ttl_s > 0 else None,
             ended_at=record.ended_at or time.time(),
             finish_reason="cancelled" if record.status == "cancelled" else None,
@@ -107,3 +107,21 @@ class JobReader:
             # Jobs that came or went meanwhile have moved the places of all others.
             ranks = (self.client.zrevrank(JOBS_INDEX, job_id) for job_id in reversed(ids))
             start = next((rank + 1 for rank in ranks if rank is not None), start)
+
+
+def answer_so_far(tokens: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the token events of a job have come to, as fields of its object; all but the text None if there is none."""
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in (delta for token in tokens for delta in token.get("tool_calls", ())):
+        call = calls.setdefault(
+            delta["index"], {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] = delta.get("id") or call["id"]
+        call["function"]["name"] = delta["function"].get("name") or call["function"]["name"]
+        call["function"]["arguments"] += delta["function"].get("arguments", "")
+    return {
+        "text": "".join(token["text"] for token in tokens),
+        "reasoning_content": "".join(token.get("reasoning_content", "") for token in tokens) or None,
+        "tool_calls": [calls[index] for index in sorted(calls)] or None,
+        "logprobs": [token["logprobs"] for token in tokens if "logprobs" in token] or None,
+    }

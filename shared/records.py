@@ -52,6 +52,9 @@ class JobRecord:
     cancelling: bool
     end: JobStatus | None
     fingerprint: str | None
+    parent: str | None = None
+    #: The web process whose caller waits for it; None for a job that lives on by itself.
+    bound: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     raw_data: bytes = b""
 
@@ -79,6 +82,8 @@ class JobRecord:
             cancelling="sl_cancel" in text,
             end=text.get("sl_end"),  # type: ignore[arg-type]
             fingerprint=text.get("sl_print"),
+            parent=text.get("sl_parent"),
+            bound=text.get("sl_bound"),
             metadata=_metadata(text.get("meta")),
             raw_data=raw.get(b"data", b""),
         )
@@ -133,6 +138,10 @@ def job_object(
     ttl_s: int | None = None,
     position: int | None = None,
     text: str | None = None,
+    reasoning_content: str | None = None,
+    tool_calls: list[dict[str, Any]] | None = None,
+    logprobs: list[dict[str, Any]] | None = None,
+    embedding: str | None = None,
     finish_reason: str | None = None,
     usage: Mapping[str, Any] | None = None,
     timings: Mapping[str, Any] | None = None,
@@ -159,6 +168,10 @@ def job_object(
         "ended_at": ended if over else None,
         "expires_at": ended + ttl_s if over and ended and ttl_s is not None else None,
         "text": text,
+        "reasoning_content": reasoning_content,
+        "tool_calls": tool_calls,
+        "logprobs": logprobs,
+        "embedding": embedding,
         "finish_reason": finish_reason,
         "usage": usage,
         "timings": timings,
@@ -166,6 +179,7 @@ def job_object(
         "error": error,
         "attempts": record.attempts,
         "retries_left": record.retries_left,
+        "parent": record.parent,
         "metadata": record.metadata,
         "links": {
             "self": f"/v1/jobs/{record.id}",

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import redis
 
 from shared.errors import UnknownModel
+from shared.lua import script
 from shared.names import DEFAULT_MODEL, MODELS, WORKERS, model_key, stats_key
 
 #: A worker renews its figures every second; after this long without, it counts as not there.
@@ -34,6 +35,10 @@ class ModelCard:
     has_chat_template: bool
     max_queue: int
     description: str
+    #: Of `completion`, `chat`, `tools`, `thinking`, `json_schema`, `grammar` and `embeddings`.
+    capabilities: tuple[str, ...] = ("completion",)
+    #: Numbers in an embedding; None where the model gives none.
+    n_embd: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,44 +66,16 @@ class WorkerStats:
     metrics: str = ""
 
 
-class Registry:
-    """Reads and writes cards and figures."""
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known at one moment: every model ever served, oldest first, and the live workers, by name."""
 
-    def __init__(self, client: redis.Redis) -> None:
-        self.client: Any = client  # redis-py types every reply as str or bytes or a promise of one
+    models: list[ModelCard]
+    workers: list[WorkerStats]
 
-    def register_model(self, card: ModelCard) -> None:
-        """Store a model's card; the first registration fixes the model's place in the order."""
-        pipe = self.client.pipeline()
-        pipe.zadd(MODELS, {card.name: time.time()}, nx=True)
-        pipe.hset(model_key(card.name), mapping={k: json.dumps(v) for k, v in asdict(card).items()})
-        pipe.execute()
-
-    def models(self) -> list[ModelCard]:
-        """Every model ever served, oldest first."""
-        names = [n.decode() for n in self.client.zrange(MODELS, 0, -1)]
-        pipe = self.client.pipeline(transaction=False)
-        for name in names:
-            pipe.hgetall(model_key(name))
-        cards = []
-        for raw in pipe.execute():
-            if raw:
-                cards.append(_known(ModelCard, {k.decode(): json.loads(v) for k, v in raw.items()}))
-        return cards
-
-    def report(self, stats: WorkerStats) -> None:
-        """Publish a worker's figures for the next `STATS_TTL_S` seconds."""
-        self.client.set(stats_key(stats.worker), json.dumps(asdict(stats)), ex=STATS_TTL_S)
-
-    def forget(self, worker: str) -> None:
-        """Take a worker's figures away at once."""
-        self.client.delete(stats_key(worker))
-
-    def workers(self) -> list[WorkerStats]:
-        """The figures of every live worker, by name."""
-        names = sorted(n.decode() for n in self.client.smembers(WORKERS))
-        found = self.client.mget([stats_key(n) for n in names]) if names else []
-        return [_known(WorkerStats, json.loads(raw)) for raw in found if raw]
+    def is_live(self, model: str) -> bool:
+        """Whether a worker of the model has reported within the last seconds."""
+        return any(stats.model == model for stats in self.workers)
 
     def resolve(self, name: str | None) -> ModelCard | None:
         """The model a request means; None if it names none and no model is known yet.
@@ -108,23 +85,76 @@ class Registry:
         Raises:
             UnknownModel: the name is nobody's; the message lists those there are.
         """
-        cards = self.models()
         if name not in (None, DEFAULT_MODEL):
-            for card in cards:
-                if name in (card.name, card.alias):
+            for card in self.models:
+                # A model without an alias has an empty one, which is nobody's name.
+                if name == card.name or (name and name == card.alias):
                     return card
-            known = ", ".join(c.name for c in cards) or "none yet; start a worker"
-            raise UnknownModel(f"there is no model {name!r}; the models are: {known}", "model")
-        if len(cards) < 2:
-            return cards[0] if cards else None
-        live = {stats.model for stats in self.workers()}
-        return next((card for card in cards if card.name in live), cards[0])
+            known = ", ".join(card.name for card in self.models) or "none yet; start a worker"
+            raise UnknownModel(f"there is no model {_shortened(name or '')!r}; the models are: {known}", "model")
+        live = (card for card in self.models if self.is_live(card.name))
+        return next(live, self.models[0] if self.models else None)
+
+
+class Registry:
+    """Reads and writes cards and figures."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client: Any = client  # redis-py types every reply as str or bytes or a promise of one
+        self._read = script(client, "registry")
+
+    def register_model(self, card: ModelCard) -> None:
+        """Store a model's card; the first registration fixes the model's place in the order."""
+        pipe = self.client.pipeline()
+        pipe.zadd(MODELS, {card.name: time.time()}, nx=True)
+        pipe.hset(model_key(card.name), mapping={k: json.dumps(v) for k, v in asdict(card).items()})
+        pipe.execute()
+
+    def report(self, stats: WorkerStats) -> None:
+        """Publish a worker's figures for the next `STATS_TTL_S` seconds."""
+        self.client.set(stats_key(stats.worker), json.dumps(asdict(stats)), ex=STATS_TTL_S)
+
+    def forget(self, worker: str) -> None:
+        """Take a worker's figures away at once."""
+        self.client.delete(stats_key(worker))
+
+    def known(self) -> Known:
+        """Models and workers, in one round trip: every call to the API needs both."""
+        cards, figures = self._read(keys=[MODELS, WORKERS], args=[model_key(""), stats_key("")])
+        models = [_known(ModelCard, _parsed(flat)) for flat in cards]
+        workers = [_known(WorkerStats, json.loads(raw)) for raw in figures]
+        return Known(models, sorted(workers, key=lambda stats: stats.worker))
+
+    def models(self) -> list[ModelCard]:
+        """Every model ever served, oldest first."""
+        return self.known().models
+
+    def workers(self) -> list[WorkerStats]:
+        """The figures of every live worker, by name."""
+        return self.known().workers
+
+    def resolve(self, name: str | None) -> ModelCard | None:
+        """The model a request means; see `Known.resolve`."""
+        return self.known().resolve(name)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 128 else f"{name[:128]}…"
+
+
+def _parsed(flat: list[bytes]) -> dict[str, Any]:
+    """A hash as a script gives it, names and values by turns, whose values are JSON."""
+    return {name.decode(): json.loads(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def _known(cls: type[T], stored: dict[str, Any]) -> T:
     """Read what another version wrote: fields we do not know are passed over."""
     names = {field.name for field in fields(cls)}
-    return cls(**{name: value for name, value in stored.items() if name in names})
+    # JSON has no tuples.
+    plain: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in stored.items() if name in names
+    }
+    return cls(**plain)
 
 
 def stats_dict(stats: WorkerStats) -> dict[str, Any]:

@@ -11,7 +11,18 @@ import json
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from shared.names import DEFAULT_MODEL, JOB_ID, Priority
 
@@ -20,7 +31,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_leng
 StopString = Annotated[str, Field(min_length=1, max_length=512)]
 JobId = Annotated[str, Field(pattern=f"^{JOB_ID.pattern}$")]
 
-FinishReason = Literal["stop", "length", "cancelled", "timeout"]
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "timeout"]
 JobStatus = Literal["queued", "running", "completed", "failed", "cancelled"]
 
 #: Names of the events of a job. Only `token` has an index; `done` and `failed` are the last of their stream.
@@ -33,20 +44,168 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), validate_by_name=True)
 
 
-class Message(Strict):
-    """One turn of a conversation."""
+class Loose(BaseModel):
+    """For parts of OpenAI's formats where keys we do not use are passed over."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+
+def _served_type(*served: str) -> BeforeValidator:
+    """Refuses objects of another `type` as unsupported instead of as a typing error."""
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in served:
+            kinds = " and ".join(f"`{name}`" for name in served)
+            raise PydanticCustomError(
+                "unsupported_field", f"`type` {{kind}} is not served, only {kinds}", {"kind": repr(kind[:64])}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+class TextPart(Loose):
+    """One part of a message's content. Only text is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+Part = Annotated[TextPart, _served_type("text")]
+#: The names of the two forms never show in errors (`validation.invalid`).
+Content = Annotated[
+    Annotated[str, Tag("(text)")] | Annotated[list[Part], Field(min_length=1), Tag("(parts)")],
+    Discriminator(lambda value: "(parts)" if isinstance(value, list) else "(text)"),
+]
+JsonSchema = Annotated[
+    Annotated[bool, Tag("(boolean)")] | Annotated[dict[str, Any], Tag("(object)")],
+    Discriminator(lambda value: "(boolean)" if isinstance(value, bool) else "(object)"),
+]
+
+
+class FunctionCall(Loose):
+    """A function the model called; `arguments` is JSON text."""
+
+    name: str = Field(min_length=1, max_length=256)
+    arguments: str
+
+
+class ToolCall(Loose):
+    """A tool call of an earlier turn."""
+
+    id: str = Field("", max_length=256)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Loose):
+    """One turn of a conversation. Only an assistant that calls tools, and a tool, may have nothing to say."""
 
     role: str = Field(min_length=1, max_length=64)
-    content: str = Field(min_length=1)
+    content: Content | None = None
+    name: str | None = Field(None, max_length=256)
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = Field(None, max_length=256)
+    reasoning_content: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        for key in ("audio", "function_call") if isinstance(value, dict) else ():
+            if value.get(key) is not None:
+                raise PydanticCustomError("unsupported_field", f"`{key}` is not served")
+        return value
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.text and not self.tool_calls and self.role != "tool":
+            raise ValueError("`content` is empty")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
 
 
-class GenerationRequest(Strict):
-    """What a worker needs to generate. `None` means the worker's own default."""
+class Function(Strict):
+    """A function the model may call; `parameters` is a JSON schema of its arguments."""
 
-    prompt: str | TokenIds | None = Field(None, description="Text, or token ids taken as they are.")
-    messages: list[Message] | None = Field(None, min_length=1, description="Rendered by the model's chat template.")
+    name: str = Field(pattern="^[A-Za-z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool the model may use."""
+
+    type: Literal["function"]
+    function: Function
+
+
+Tools = Annotated[list[Annotated[Tool, _served_type("function")]], Field(min_length=1, max_length=128)]
+
+
+class ChosenFunction(Strict):
+    """The name of one function."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The one tool that has to be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool, _served_type("function")]
+
+
+class NamedSchema(Strict):
+    """A JSON schema as OpenAI's `response_format` wraps it."""
+
+    name: str = Field("", max_length=64)
+    description: str | None = None
+    schema_: JsonSchema = Field(alias="schema")
+    strict: bool | None = Field(None, description="Without effect: a schema is always kept to.")
+
+
+class ResponseFormat(Strict):
+    """What form the answer has. A `schema` beside `json_object` is llama.cpp's spelling."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None and self.schema_ is None:
+            raise ValueError("`json_schema` is missing")
+        if self.json_schema is not None and self.schema_ is not None:
+            raise ValueError("`schema` and `json_schema` both say what the answer has to be; give one of them")
+        if self.type == "text" and (self.json_schema is not None or self.schema_ is not None):
+            raise ValueError("a schema needs the type `json_schema`")
+        return self
+
+    @property
+    def schema_of_answer(self) -> dict[str, Any] | bool | None:
+        """The JSON schema the answer has to fulfil; None for free text."""
+        if self.type == "text":
+            return None
+        if self.json_schema is not None:
+            return self.json_schema.schema_
+        return self.schema_ if self.schema_ is not None else {"type": "object"}
+
+
+class Sampling(Strict):
+    """How an answer is made, whatever the endpoint calls its prompt. `None` means the worker's own default."""
+
     model: str | None = Field(None, description="Left out or `default`: the only or first model.")
-
     max_tokens: int | None = Field(None, ge=1, description="Most tokens to generate; left out, 256 or what is left.")
     temperature: Finite | None = Field(None, ge=0, le=10, validation_alias=AliasChoices("temperature", "temp"))
     top_k: int | None = Field(None, ge=0, lt=2**31)
@@ -67,6 +226,7 @@ class GenerationRequest(Strict):
     )
     grammar: str | None = Field(None, min_length=1, description="GBNF.")
     grammar_root: str | None = Field(None, min_length=1, max_length=256)
+    response_format: ResponseFormat | None = None
     ignore_eos: bool = False
     cache_prompt: bool | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=64)] | None = None
@@ -75,11 +235,9 @@ class GenerationRequest(Strict):
     queue_timeout_s: Finite | None = Field(None, gt=0, le=30 * 86_400, description="Time spent waiting.")
 
     @model_validator(mode="after")
-    def _one_prompt(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either `prompt` or `messages`")
-        if self.prompt == "":
-            raise ValueError("`prompt` is empty")
+    def _fit_together(self) -> Self:
+        if self.grammar is not None and self.schema_of_answer is not None:
+            raise ValueError("give `grammar` or `response_format`, not both")
         for key in self.logit_bias or ():
             # At most ten digits: Python refuses to read thousands.
             if not (key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) < 2**31):
@@ -87,9 +245,60 @@ class GenerationRequest(Strict):
         return self
 
     @property
+    def schema_of_answer(self) -> dict[str, Any] | bool | None:
+        """The JSON schema the answer has to fulfil; None for free text."""
+        return self.response_format.schema_of_answer if self.response_format else None
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple; null and [] mean none."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class GenerationRequest(Sampling):
+    """What a worker needs to generate."""
+
+    prompt: str | TokenIds | None = Field(None, description="Text, or token ids taken as they are.")
+    messages: list[Message] | None = Field(None, min_length=1, description="Rendered by the model's chat template.")
+    fill_context: bool = Field(False, description="Without `max_tokens`: as many tokens as the context has room for.")
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, max_length=32, description="Variables of the chat template, such as `enable_thinking`."
+    )
+    logprobs: int | None = Field(
+        None, ge=0, le=20, description="Give each token's log probability, and those of this many likely ones."
+    )
+    embed: bool = Field(False, description="Compute the embedding of `prompt` instead of an answer.")
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either `prompt` or `messages`")
+        if self.prompt == "":
+            raise ValueError("`prompt` is empty")
+        if self.embed and self.prompt is None:
+            raise ValueError("`embed` needs `prompt`")
+        chat_only = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
+        lost = next((f for f in chat_only if getattr(self, f) is not None), None)
+        if self.messages is None and lost is not None:
+            raise ValueError(f"`{lost}` needs `messages`")
+        self._check_tools()
+        return self
+
+    def _check_tools(self) -> None:
+        if self.tools is None:
+            if self.tool_choice not in (None, "none"):
+                raise ValueError("`tool_choice` needs `tools`")
+            return
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError("`tools` names one function twice")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"`tool_choice` names {self.tool_choice.function.name!r}, which is not in `tools`")
+        if self.grammar is not None and self.tool_choice != "none":
+            raise ValueError("give `grammar` or `tools`, not both")
 
 
 class JobRequest(GenerationRequest):
@@ -131,12 +340,16 @@ class JobRequest(GenerationRequest):
     def payload(self) -> dict[str, Any]:
         """The part that goes to the worker, as JSON-ready values, without what was left out."""
         return self.model_dump(
-            mode="json", include=set(GenerationRequest.model_fields), exclude_defaults=True, exclude_none=True
+            mode="json",
+            by_alias=True,
+            include=set(GenerationRequest.model_fields),
+            exclude_defaults=True,
+            exclude_none=True,
         )
 
     def fingerprint(self) -> str:
         """Equal for equal bodies, whatever their spelling, order or id."""
-        body = self.model_dump(mode="json", exclude={"id"}, exclude_none=True)
+        body = self.model_dump(mode="json", by_alias=True, exclude={"id"}, exclude_none=True)
         if body.get("model") == DEFAULT_MODEL:
             del body["model"]  # what leaving it out means
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -185,6 +398,20 @@ class ErrorResponse(Strict):
     error: ErrorBody
 
 
+class LikelyToken(Strict):
+    """A token, its natural log probability and the bytes it stands for."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(LikelyToken):
+    """The chosen token, and the most likely ones, most likely first. Before temperature, penalties and bias."""
+
+    top_logprobs: list[LikelyToken]
+
+
 class JobObject(Strict):
     """A job as the API shows it. Times are seconds since 1970, UTC."""
 
@@ -201,6 +428,10 @@ class JobObject(Strict):
     ended_at: float | None
     expires_at: float | None = Field(description="When the record is dropped; only once ended.")
     text: str | None = Field(description="So far while running, whole at the end.")
+    reasoning_content: str | None = Field(description="What the model thought before its answer, where it does.")
+    tool_calls: list[ToolCall] | None = Field(description="The tools the model called.")
+    logprobs: list[TokenLogprob] | None = Field(description="One for each token, where asked for.")
+    embedding: str | None = Field(description="Base64 of little-endian 32-bit floats, of a job with `embed`.")
     finish_reason: FinishReason | None
     usage: Usage | None
     timings: Timings | None
@@ -208,6 +439,7 @@ class JobObject(Strict):
     error: ErrorBody | None
     attempts: int = Field(description="Times a worker has taken the job.")
     retries_left: int
+    parent: str | None = Field(description="The call of several choices that it belongs to.")
     metadata: dict[str, Any]
     links: dict[str, str]
 
@@ -221,9 +453,28 @@ class JobList(Strict):
     next: str | None = Field(description="Give it as `after` to get the next page.")
 
 
+class FunctionDelta(Strict):
+    """A piece of a call: the name comes first and whole, `arguments` bit by bit."""
+
+    name: str | None = None
+    arguments: str = ""
+
+
+class ToolCallDelta(Strict):
+    """A piece of the tool call `index`; its id comes with the name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class TokenEvent(Strict):
     """Data of a `token` event. `token` is null for text that was held back to the very end."""
 
     index: int
     text: str
     token: int | None
+    reasoning_content: str | None = Field(None, description="Only there where the text is part of the reasoning.")
+    tool_calls: list[ToolCallDelta] | None = Field(None, description="Only there where it is part of tool calls.")
+    logprobs: TokenLogprob | None = Field(None, description="Only there where asked for.")

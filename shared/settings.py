@@ -50,6 +50,8 @@ class Settings(BaseSettings):
     max_tokens: int = Field(256, ge=1, description="Tokens a job may generate, unless it says otherwise.")
     max_tokens_cap: int = Field(0, ge=0, description="Most tokens any job may ask for; 0 means no cap but the context.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    files_url: str = Field("", description="Where files and batch results are: a folder or an fsspec URL (s3://…).")
+    file_ttl_s: int = Field(30 * Days, gt=0, description="How long files and ended batches are kept.")
 
     @field_validator("redis_url")
     @classmethod
@@ -73,6 +75,20 @@ class WebSettings(Settings):
     max_wait_s: Seconds = Field(600.0, description="Most seconds `?wait=` may ask for.")
     ask_timeout_s: Seconds = Field(2.0, description="How long to wait for a live worker's answer to a question.")
     idempotency_ttl_s: int = Field(Days, gt=0, description="How long an Idempotency-Key is remembered.")
+    bound_lease_s: Seconds = Field(5.0, description="A dead web process's completions end after this long.")
+    max_file_bytes: int = Field(200 * 1024 * 1024, gt=0, description="Largest uploaded file.")
+
+
+class BatchSettings(Settings):
+    """The process that runs batches."""
+
+    batch_max_lines: int = Field(50_000, ge=1, description="Most lines of one batch.")
+    batch_max_line_bytes: int = Field(10 * 1024 * 1024, ge=1, description="Longest line of a batch's input.")
+    batch_part_lines: int = Field(1000, ge=1, le=1000, description="Most lines of one part of the results.")
+    batch_part_s: float = Field(5.0, gt=0, le=5, description="Results are written at least this often.")
+    batch_window: int = Field(0, ge=0, description="Most jobs of one batch at a time; 0: four for each live slot.")
+    batch_lease_s: Seconds = Field(5.0, description="A batch whose owner has not renewed its lease goes to another.")
+    batches_at_once: int = Field(8, ge=1, le=256, description="Batches one process runs at the same time.")
 
 
 class WorkerSettings(Settings):
@@ -103,6 +119,9 @@ class WorkerSettings(Settings):
     cache_type_k: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = Field("f16", description="Type of the K cache.")
     cache_type_v: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] = Field("f16", description="Type of the V cache.")
     flash_attn: Literal["auto", "on", "off"] = Field("auto", description="Flash attention.")
+    pooling: Literal["none", "mean", "cls", "last"] = Field(
+        "none", description="Serve embeddings instead of answers, pooled this way."
+    )
 
     temp: float = Field(0.8, ge=0, le=10, allow_inf_nan=False, description="Default temperature; 0 is greedy.")
     top_k: int = Field(40, ge=0, description="Default top-k; 0 means off.")

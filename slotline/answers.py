@@ -18,9 +18,10 @@ def api_error(response: httpx.Response) -> ApiError:
     try:
         error = response.json()["error"]
         message, code, param = str(error["message"]), str(error["code"]), error.get("param")
+        kind = str(error.get("type") or "unknown")
     except (ValueError, LookupError, TypeError, AttributeError):
         return ApiError(response.text.strip()[:200] or "no message", response.status_code, retry_after_s=retry_after_s)
-    return ApiError(message, response.status_code, code, param, retry_after_s)
+    return ApiError(message, response.status_code, code, param, retry_after_s, kind)
 
 
 def check_events(response: httpx.Response) -> None:

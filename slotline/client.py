@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, cast, overload
 
+from slotline.batches import Batches, Files
+from slotline.errors import SlotlineClientError
 from slotline.home import default_url
 from slotline.job import Job
+from slotline.mapping import map_jobs
 from slotline.results import Result
 from slotline.streams import TokenStream
 from slotline.transport import Transport
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, str]]
+Item = Prompt | Messages | Mapping[str, Any]
 
 
 class Client:
@@ -94,6 +98,49 @@ class Client:
         """
         return self._submit(prompt, messages, options)
 
+    @overload
+    def map(
+        self, items: Iterable[Item], *, window: int = 32, return_errors: Literal[False] = False, **options: Any
+    ) -> Generator[Result, None, None]: ...
+
+    @overload
+    def map(
+        self, items: Iterable[Item], *, window: int = 32, return_errors: bool, **options: Any
+    ) -> Generator[Result | SlotlineClientError, None, None]: ...
+
+    def map(
+        self, items: Iterable[Item], *, window: int = 32, return_errors: bool = False, **options: Any
+    ) -> Generator[Any, None, None]:
+        """Run a job for each item and yield the results in the order of the items.
+
+        Items are taken only as there is room, so the iterable may be endless. Closing the generator, an exception
+        in the loop over it, or Ctrl-C, cancels what is under way.
+
+        Args:
+            items: prompts (text or token ids), conversations, or mappings with fields of `POST /v1/jobs`, which
+                count before `options`.
+            window: most items that were taken and whose results were not.
+            return_errors: yield the error of an item in the place of its result. Left out, the first one is raised
+                in its turn, and the rest is cancelled.
+            options: fields of every job. The priority is `batch` unless they say otherwise.
+
+        Raises:
+            JobFailed, JobCancelled, ApiError, ConnectionFailed: of the item whose turn it is.
+        """
+        if window < 1:
+            raise ValueError("window must be at least 1")
+        return map_jobs(self.base_url, items, lambda item: _item_body(item, options), window, return_errors)
+
+    @property
+    def files(self) -> Files:
+        """The server's files."""
+        return Files(self._transport)
+
+    @property
+    def batches(self) -> Batches:
+        """The server's batches."""
+        return Batches(self._transport)
+
     def job(self, job_id: str) -> Job:
         """The handle of a job submitted before, here or elsewhere. The server is not asked."""
         return Job(self._transport, job_id)
@@ -151,6 +198,17 @@ def _body(prompt: Prompt | None, messages: Messages | None, options: Mapping[str
         # Token ids may come as another kind of integer, or of sequence, than JSON knows.
         body["prompt"] = prompt if isinstance(prompt, str) else [int(token) for token in prompt]
     return body
+
+
+def _item_body(item: Item, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of the job of one item of `map`."""
+    options = {"priority": "batch", **options}
+    if isinstance(item, Mapping):
+        fields = {**options, **item}
+        return _body(fields.pop("prompt", None), fields.pop("messages", None), fields)
+    if not isinstance(item, str) and any(isinstance(part, Mapping) for part in item):
+        return _body(None, cast(Messages, item), options)
+    return _body(cast(Prompt, item), None, options)
 
 
 def _plain(value: Any) -> Any:

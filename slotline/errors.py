@@ -35,6 +35,7 @@ class ApiError(SlotlineClientError):
         code: stable name of the error, such as `context_length_exceeded`.
         param: the field to blame, if it is one.
         retry_after_s: when the server says to try again, if it does.
+        kind: the family it belongs to, such as `invalid_request_error`.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class ApiError(SlotlineClientError):
         code: str = "unknown",
         param: str | None = None,
         retry_after_s: float | None = None,
+        kind: str = "unknown",
     ) -> None:
         super().__init__(message)
+        self.kind = kind
         self.status = status
         self.code = code
         self.param = param

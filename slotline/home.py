@@ -44,9 +44,14 @@ def running_state(directory: Path | None = None) -> dict[str, Any] | None:
     return state if state is not None and _lives(state.get("pid")) else None
 
 
+def named_url() -> str | None:
+    """`SLOTLINE_URL`, if it is set."""
+    return os.environ.get("SLOTLINE_URL") or None
+
+
 def default_url() -> str:
     """The server to talk to: `SLOTLINE_URL`, else a running `slotline up`, else port 8000 of this machine."""
-    if given := os.environ.get("SLOTLINE_URL"):
+    if given := named_url():
         return given
     state = running_state() or {}
     return str(state.get("url") or DEFAULT_URL)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 from weakref import WeakSet
@@ -54,7 +54,7 @@ class Transport:
             headers={"User-Agent": f"slotline/{__version__}"},
             limits=httpx.Limits(max_connections=None),
             # A proxy from the environment is not the way to this very machine.
-            trust_env=not _is_loopback(self.url),
+            trust_env=not is_loopback(self.url),
         )
 
     def close(self) -> None:
@@ -91,6 +91,41 @@ class Transport:
                 raise answer
             self.sleep(wait_s)
         raise AssertionError("the loop above ends by return or raise")
+
+    def once(self, method: str, path: str, *, timeout_s: float, **content: Any) -> Any:
+        """Send a request that must not be repeated, and return its JSON answer.
+
+        Args:
+            timeout_s: how long the server may be silent.
+            content: what `httpx` takes as the content of a request, such as `files`.
+
+        Raises:
+            ApiError, ConnectionFailed, ProtocolError: as `call` does.
+        """
+        limits = httpx.Timeout(timeout_s, connect=CONNECT_S)
+        try:
+            response = self._http.request(method, path, timeout=limits, **content)
+        except httpx.TransportError as error:
+            raise self._lost(error) from None
+        if not response.is_success:
+            raise api_error(response)
+        return json_of(response)
+
+    def download(self, path: str) -> Iterator[bytes]:
+        """The content behind a path, piece by piece.
+
+        Raises:
+            ApiError, ConnectionFailed: as `call` does, but nothing is tried twice.
+        """
+        limits = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
+        try:
+            with self._http.stream("GET", path, timeout=limits) as response:
+                if not response.is_success:
+                    response.read()
+                    raise api_error(response)
+                yield from response.iter_bytes()
+        except httpx.TransportError as error:
+            raise self._lost(error) from None
 
     def _once(self, request: httpx.Request, deadline: float) -> httpx.Response | ApiError | ConnectionFailed:
         left_s = max(0.01, deadline - self.clock())
@@ -160,6 +195,7 @@ def _checked(url: str) -> str:
     return url
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Whether a server is on this machine."""
     host = urlsplit(url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")

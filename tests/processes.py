@@ -91,6 +91,51 @@ class WorkerProcess:
         return self.process.returncode
 
 
+class Service:
+    """A process of ours other than a worker, such as `slotline web`, as a user starts it."""
+
+    def __init__(self, command: str, redis_url: str, folder: Path, **settings: Any):
+        self.log_path = folder / f"{command}-{time.monotonic_ns()}.log"
+        flags = [_flag(name.replace("_", "-"), value) for name, value in settings.items()]
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "slotline", command, *flags],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "SLOTLINE_REDIS_URL": redis_url},
+                cwd=folder,
+                start_new_session=True,
+            )
+
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def kill(self) -> None:
+        """End it with all its children at once, as a power cut would."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """End it well if it still runs."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(timeout=40)
+        return int(self.process.returncode)
+
+
+class WebProcess(Service):
+    """`slotline web` on a free port; `url` is where it listens."""
+
+    def __init__(self, redis_url: str, folder: Path, **settings: Any):
+        super().__init__("web", redis_url, folder, **{"port": 0, **settings})
+        self.url = eventually(self._listening, "the web side listens")
+
+    def _listening(self) -> str | None:
+        assert self.process.poll() is None, f"the web side ended: {self.log()}"
+        lines = [line for line in self.log().splitlines() if "listening on " in line]
+        return lines[0].rpartition(" ")[2] if lines else None
+
+
 def _flag(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"

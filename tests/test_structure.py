@@ -22,6 +22,7 @@ NATIVE_INSIDE_FUNCTIONS = {"worker/demo.py", "worker/bench.py"}
 #: llama.cpp reads when it is loaded. All settings come through `shared/settings.py`, which reads none by hand.
 READS_ENVIRONMENT = {
     "slotline/__main__.py",
+    "slotline/batch/processes.py",
     "slotline/home.py",
     "slotline/up/processes.py",
     "worker/llama_native.py",

@@ -10,7 +10,7 @@ from flask_openapi.openapi import OpenAPI
 
 from shared.schemas import ErrorResponse
 from shared.settings import WebSettings
-from webapi import docs, errors, events, health, jobs, models, stats, tokens
+from webapi import batches, docs, errors, events, files, health, jobs, models, openai, stats, tokens
 from webapi.services import EXTENSION, Services, services
 from webapi.validation import refuse
 
@@ -33,7 +33,7 @@ def create_app(settings: WebSettings) -> Flask:
     app.url_map.merge_slashes = False
     app.extensions[EXTENSION] = Services.build(settings)
     errors.register(app)
-    for module in (jobs, events, tokens, models, stats, health):
+    for module in (jobs, events, openai, files, batches, tokens, models, stats, health):
         app.register_api(module.bp)
     app.register_blueprint(docs.bp)
     app.after_request(_count)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 
 from shared.ask import ask
-from shared.errors import ChatTemplateError, InvalidGrammar, InvalidRequest, NoWorker
+from shared.errors import ChatTemplateError, InvalidGrammar, InvalidRequest, NoWorker, UnsupportedCapability
 from shared.names import DEFAULT_MODEL
-from shared.registry import ModelCard
+from shared.registry import Known, ModelCard
 from shared.schemas import JobRequest
-from webapi.services import Services
+from shared.stream import dumps
+from webapi.services import PATIENCE, Services
 
 #: Tokens that a template's start and end may add to a plain prompt.
 MARGIN_TOKENS = 8
@@ -26,26 +28,40 @@ def admit(services: Services, request: JobRequest) -> str:
 
     Raises:
         UnknownModel: no worker has ever served it.
-        InvalidRequest: a value is out of the model's range or above our limits.
+        InvalidRequest: a value is out of the model's range or above our limits, or the model cannot do it.
         SlotlineError: a live worker refuses the request.
     """
-    _check_values(request)
-    _check_cap(request, services.settings.max_tokens_cap)
-    card = services.registry.resolve(request.model)
+    known = services.registry.known()
+    card = _checked(services, [request], known)
     if card is None:
         return DEFAULT_MODEL
-    _check_card(request, card)
-    if _needs_worker(request, card) and is_live(services, card.name):
-        # A worker that does not answer in time is no reason to refuse: the job waits for it.
-        with contextlib.suppress(NoWorker):
-            body = {"request": request.payload()}
-            ask(services.asker, card.name, "check", body, services.settings.ask_timeout_s)
+    if _needs_worker(request, card) and known.is_live(card.name):
+        _ask_if_there(services, [request], card)
     return card.name
 
 
-def is_live(services: Services, model: str) -> bool:
-    """Whether a worker of the model has reported within the last seconds."""
-    return any(stats.model == model for stats in services.registry.workers())
+def admit_call(services: Services, requests: Sequence[JobRequest], *, must_be_live: bool) -> ModelCard | None:
+    """Check the jobs of one call and return their model; None if none is known yet.
+
+    A live worker has the last word. With `must_be_live` there has to be one, since a caller waits for it.
+
+    Raises:
+        NoWorker: there has to be a live worker and there is none, or it did not answer in time.
+        UnknownModel, InvalidRequest, SlotlineError: as `admit`.
+    """
+    known = services.registry.known()
+    card = _checked(services, requests, known)
+    if card is None or not known.is_live(card.name):
+        if must_be_live:
+            raise NoWorker(f"no worker of model {card.name if card else DEFAULT_MODEL!r} is live; try again later")
+        return card
+    first, *others = _distinct(requests)
+    asked = [first, *(other for other in others if _needs_worker(other, card))]
+    if must_be_live:
+        _ask(services, asked, card, PATIENCE * services.settings.ask_timeout_s)
+    else:
+        _ask_if_there(services, asked, card)
+    return card
 
 
 def check_token_ids(ids: list[int], card: ModelCard, field: str) -> None:
@@ -60,6 +76,35 @@ def check_token_ids(ids: list[int], card: ModelCard, field: str) -> None:
                 f"`{field}` item {place}, token id {token}, is out of range: {card.name} has {card.n_vocab} tokens",
                 field,
             )
+
+
+def _checked(services: Services, requests: Sequence[JobRequest], known: Known) -> ModelCard | None:
+    """The model that all requests name, after every check that needs no worker; None if none is known yet."""
+    for request in requests:
+        _check_values(request)
+        _check_cap(request, services.settings.max_tokens_cap)
+    card = known.resolve(requests[0].model)
+    if card is not None:
+        for request in requests:
+            _check_capabilities(request, card)
+            _check_card(request, card)
+    return card
+
+
+def _distinct(requests: Sequence[JobRequest]) -> list[JobRequest]:
+    """One of those that differ in nothing but the seed."""
+    return list({dumps(request.payload() | {"seed": None}): request for request in requests}.values())
+
+
+def _ask(services: Services, requests: Sequence[JobRequest], card: ModelCard, timeout_s: float) -> None:
+    for request in requests:
+        ask(services.asker, card.name, "check", {"request": request.payload()}, timeout_s)
+
+
+def _ask_if_there(services: Services, requests: Sequence[JobRequest], card: ModelCard) -> None:
+    """A worker that does not answer in time is no reason to refuse: the jobs wait for it."""
+    with contextlib.suppress(NoWorker):
+        _ask(services, requests, card, services.settings.ask_timeout_s)
 
 
 def _check_values(request: JobRequest) -> None:
@@ -93,9 +138,25 @@ def _check_card(request: JobRequest, card: ModelCard) -> None:
         )
 
 
+def _check_capabilities(request: JobRequest, card: ModelCard) -> None:
+    """What the model cannot do at all, each with the field that asks for it."""
+    able = card.capabilities
+    if request.embed and "embeddings" not in able:
+        raise UnsupportedCapability(
+            f"{card.name} gives no embeddings: start a worker of it with the option `pooling`", "model"
+        )
+    if not request.embed and "completion" not in able:
+        raise UnsupportedCapability(f"{card.name} gives {', '.join(able)} only, no answers", "model")
+    if request.tools and request.tool_choice != "none" and "tools" not in able:
+        raise UnsupportedCapability(f"the chat template of {card.name} knows no tools", "tools")
+    if request.schema_of_answer is not None and "json_schema" not in able:
+        raise UnsupportedCapability(f"{card.name} cannot be held to a JSON schema", "response_format")
+
+
 def _needs_worker(request: JobRequest, card: ModelCard) -> bool:
     """Whether a worker could say no. A token is at least one byte, so a short prompt surely fits."""
-    if not (request.messages is None and request.grammar is None and request.grammar_root is None):
+    compiled = (request.messages, request.grammar, request.grammar_root, request.schema_of_answer)
+    if any(field is not None for field in compiled):
         return True
     prompt = request.prompt or ""
     longest = len(prompt.encode()) if isinstance(prompt, str) else len(prompt)

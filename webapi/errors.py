@@ -1,4 +1,4 @@
-"""From errors to HTTP: one status for each error of the tree, and JSON for whatever goes wrong."""
+"""From errors to HTTP: JSON for whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -19,36 +19,9 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, Reque
 
 from shared import errors as tree
 from shared.errors import BodyTooLarge, InternalError, QueueFull, RedisUnavailable, SlotlineError
+from shared.http_status import STATUS
 
 log = logging.getLogger(__name__)
-
-STATUS: dict[type[SlotlineError], int] = {
-    tree.InvalidRequest: 400,
-    tree.UnknownModel: 404,
-    tree.ContextLengthExceeded: 400,
-    tree.InvalidGrammar: 400,
-    tree.ChatTemplateError: 400,
-    tree.BodyTooLarge: 413,
-    tree.NotFound: 404,
-    tree.JobNotFound: 404,
-    tree.Conflict: 409,
-    tree.IdConflict: 409,
-    tree.JobAlreadyEnded: 409,
-    tree.JobNotEnded: 409,
-    tree.QueueFull: 429,
-    tree.Unavailable: 503,
-    tree.RedisUnavailable: 503,
-    tree.NoWorker: 503,
-    tree.GenerationError: 500,
-    tree.GenerationTimeout: 504,
-    tree.QueueTimeout: 504,
-    tree.GrammarDeadEnd: 422,
-    tree.BadLogits: 500,
-    tree.DecodeFailed: 500,
-    tree.DependencyFailed: 409,
-    tree.JobRemoved: 410,
-    tree.InternalError: 500,
-}
 
 #: What a caller is told to wait when something behind the API is not there.
 RETRY_AFTER_S = 5

@@ -7,10 +7,8 @@ the last event has the id `end`.
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 from flask import Response, request
 from pydantic import Field
@@ -18,19 +16,19 @@ from pydantic import Field
 from shared.errors import InvalidRequest
 from shared.schemas import ErrorResponse, JobObject, Strict, TokenEvent
 from shared.stream import START, Event, EventId
+from webapi.callers import caller_is_gone
 from webapi.describe import Parameters, Query, blueprint, event_stream
 from webapi.follow import Follower
 from webapi.paths import JobPath, stored_job
 from webapi.services import services
+from webapi.sse import CONNECTED, HEADERS, KEEP_ALIVE, frame
 
 bp = blueprint("events", "jobs")
 
 #: The id of the last event. A reader that has it needs nothing more.
 END = "end"
-#: First in every stream: how soon a browser reconnects, and a comment that makes the headers go out at once.
-HELLO = b"retry: 1000\n\n: connected\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
-HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
+#: First in every stream: how soon a browser reconnects, and the first bytes at once.
+HELLO = b"retry: 1000\n\n" + CONNECTED
 
 
 class Started(Strict):
@@ -81,7 +79,7 @@ def job_events(path: JobPath, header: EventsHeader, query: EventsQuery) -> Respo
         return _without_body(200)
     subscription = given.hub.open(record.id)
     follower = Follower(given.store, subscription, record, place)
-    gone = partial(reader_is_gone, request.environ)
+    gone = partial(caller_is_gone, request.environ)
     frames = stream_frames(follower.events(given.settings.keep_alive_s), gone)
     response = Response(frames, content_type="text/event-stream", headers=HEADERS)
     response.call_on_close(subscription.close)
@@ -111,42 +109,16 @@ def stream_frames(events: Iterator[Event | None], gone: Callable[[], bool]) -> I
     yield HELLO
     for event in events:
         if event is not None:
-            yield frame(event)
+            yield event_frame(event)
         elif gone():
             return
         else:
             yield KEEP_ALIVE
 
 
-def frame(event: Event) -> bytes:
+def event_frame(event: Event) -> bytes:
     """One event as a frame."""
-    lines = [f"event: {event.name}"]
-    if event.is_terminal:
-        lines.append(f"id: {END}")
-    elif event.index is not None:
-        lines.append(f"id: {event.index}")
-    return "\n".join([*lines, f"data: {event.data}", "", ""]).encode()
-
-
-def reader_is_gone(environ: dict[str, Any]) -> bool:
-    """Whether the other side has closed its connection; False where that cannot be seen.
-
-    A write to a closed connection succeeds once before the next one fails, so writes alone notice it a whole
-    keep-alive later.
-    """
-    connection: socket.socket | None = environ.get("gunicorn.socket")
-    if connection is None:
-        return False
-    limit_s = connection.gettimeout()
-    connection.settimeout(0)
-    try:
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    finally:
-        connection.settimeout(limit_s)
+    return frame(event.data, event.name, END if event.is_terminal else event.index)
 
 
 def _without_body(status: int) -> Response:

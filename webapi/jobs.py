@@ -14,8 +14,8 @@ from redis.exceptions import RedisError
 from shared.errors import InvalidRequest, JobNotFound
 from shared.schemas import ErrorResponse, JobList, JobObject, JobRequest, Strict
 from webapi.admission import admit
+from webapi.callers import caller_is_gone
 from webapi.describe import Parameters, Query, blueprint, body_of
-from webapi.events import reader_is_gone
 from webapi.follow import wait_for_end
 from webapi.listing import ListQuery, job_page
 from webapi.paths import JobPath, possible_id
@@ -85,7 +85,7 @@ def submit(header: SubmitHeader, query: SubmitQuery) -> tuple[Response, int, dic
     location = {"Location": job["links"]["self"]}
     if wait_s is None:
         return jsonify(job), 202, location
-    ended = wait_for_end(given, job_id, wait_s, partial(reader_is_gone, request.environ))
+    ended = wait_for_end(given, job_id, wait_s, partial(caller_is_gone, request.environ))
     if ended is not None:
         return jsonify(ended), 200, location
     with contextlib.suppress(RedisError, JobNotFound):

@@ -39,6 +39,11 @@ GRACE_S = 10
 KEEP_CONNECTION_S = 75
 BACKLOG = 2048
 
+#: How a caller whose machine is gone without a word is noticed, within half a minute: silent connections are probed,
+#: and what is sent has to be acknowledged. Accepted connections inherit these from the listener. Not every system has
+#: every option.
+PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+
 
 def run(settings: WebSettings) -> NoReturn:
     """Serve until told to stop; ends the process with status 0, 2 (the address) or 69 (Redis)."""
@@ -68,6 +73,10 @@ def _address(settings: WebSettings) -> tuple[socket.AddressFamily, Any]:
 def _take_port(listener: socket.socket, settings: WebSettings) -> None:
     """Bind without listening yet, so that a caller is refused rather than kept waiting while Redis is not there."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in PROBES.items():
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     try:
         listener.bind(_address(settings)[1])
     except OSError as error:

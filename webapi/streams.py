@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -22,7 +23,7 @@ from shared.connection import connect
 from shared.errors import RedisUnavailable, Unavailable
 from shared.settings import WebSettings
 from shared.stream import Event
-from webapi.subscription import Subscription
+from webapi.subscription import Inbox, Subscription
 
 log = logging.getLogger(__name__)
 
@@ -49,29 +50,45 @@ class Hub:
 
     @property
     def open_streams(self) -> int:
-        """Readers there are now."""
+        """Readers there are now, whatever the number of jobs that each follows."""
         with self._lock:
-            return sum(map(len, self._readers.values()))
+            return self._count()
+
+    def _count(self) -> int:
+        return len({reader.inbox for readers in self._readers.values() for reader in readers})
 
     def open(self, job_id: str) -> Subscription:
-        """Subscribe to a job; on return Redis has confirmed it, so whatever is published now arrives.
+        """Subscribe to a job; see `open_all`."""
+        return self.open_all([job_id])[0]
+
+    def open_all(self, job_ids: Sequence[str]) -> list[Subscription]:
+        """Subscribe one reader to some jobs, with one inbox.
+
+        On return Redis has confirmed it, so whatever is published now arrives.
 
         Raises:
             Unavailable: `max_streams` readers are here already, or the server is stopping.
             RedisUnavailable: Redis did not confirm in time.
             RedisError: it could not be reached.
         """
-        subscription = Subscription(job_id, self._leave)
-        self._enter(subscription)
+        inbox = Inbox()
+        subscriptions = [Subscription(job_id, self._leave, inbox) for job_id in job_ids]
+        self._enter(subscriptions)
         try:
-            if not subscription.ready.is_set():
-                self._client.publish(self._control, "")  # wakes the thread
-            if not subscription.ready.wait(self._settings.redis_timeout_s):
-                raise RedisUnavailable("Redis did not confirm the subscription in time")
+            self._wait_until_live(subscriptions)
         except BaseException:
-            subscription.close()
+            for subscription in subscriptions:
+                subscription.close()
             raise
-        return subscription
+        return subscriptions
+
+    def _wait_until_live(self, subscriptions: Sequence[Subscription]) -> None:
+        if not all(subscription.ready.is_set() for subscription in subscriptions):
+            self._client.publish(self._control, "")  # wakes the thread
+        deadline = time.monotonic() + self._settings.redis_timeout_s
+        for subscription in subscriptions:
+            if not subscription.ready.wait(max(0.0, deadline - time.monotonic())):
+                raise RedisUnavailable("Redis did not confirm the subscription in time")
 
     def _leave(self, subscription: Subscription) -> None:
         """Forget a reader; its channel is let go at the hub's next look."""
@@ -95,16 +112,17 @@ class Hub:
                 self._client.publish(self._control, "")  # wakes it
             thread.join(timeout=2 * TICK_S)
 
-    def _enter(self, subscription: Subscription) -> None:
+    def _enter(self, subscriptions: Sequence[Subscription]) -> None:
         limit = self._settings.max_streams
         with self._lock:
             if self._closing.is_set():
                 raise Unavailable("the server is stopping")
-            if sum(map(len, self._readers.values())) >= limit:
+            if self._count() >= limit:
                 raise Unavailable(f"{limit} streams are open, which is the most one web process takes; try again")
-            self._readers.setdefault(subscription.channel, []).append(subscription)
-            if subscription.channel in self._live:
-                subscription.ready.set()
+            for subscription in subscriptions:
+                self._readers.setdefault(subscription.channel, []).append(subscription)
+                if subscription.channel in self._live:
+                    subscription.ready.set()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="stream-hub", daemon=True)
                 self._thread.start()

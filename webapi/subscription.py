@@ -20,17 +20,38 @@ class Notice(Enum):
 
     SILENCE = "nothing came in time"
     GAP = "something may have been missed: read the log"
-    CLOSED = "the server is stopping"
+    CLOSED = "the stream is to end: the server is stopping, or the caller has left"
+
+
+class Inbox:
+    """Where a reader waits, for one subscription or for any of several. It counts as one open stream."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self._stirred: dict[Subscription, None] = {}
+
+    def stir(self, subscription: Subscription) -> None:
+        """Wake the reader; call it with `changed` held."""
+        self._stirred[subscription] = None
+        self.changed.notify()
+
+    def wait(self, timeout_s: float) -> list[Subscription]:
+        """Those that got something since the last call, in the order in which they did; none within `timeout_s`."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._stirred, timeout_s)
+            found, self._stirred = list(self._stirred), {}
+        return found
 
 
 class Subscription:
     """One reader's end of a job's channel. The hub's thread fills it, the reader empties it."""
 
-    def __init__(self, job_id: str, leave: Callable[[Subscription], None]) -> None:
+    def __init__(self, job_id: str, leave: Callable[[Subscription], None], inbox: Inbox | None = None) -> None:
         self.channel = events_key(job_id)
         self.ready = threading.Event()
+        self.inbox = inbox or Inbox()
         self._leave = leave
-        self._changed = threading.Condition()
+        self._changed = self.inbox.changed
         self._queue: deque[Event] = deque()
         self._gap = False
         self._closed = False
@@ -40,6 +61,11 @@ class Subscription:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether `get` gives `CLOSED` from now on."""
+        return self._closed
 
     def get(self, timeout_s: float) -> Event | Notice:
         """The next event, or why there is none."""
@@ -60,7 +86,7 @@ class Subscription:
                 self._gap = True
             else:
                 self._queue.append(event)
-            self._changed.notify()
+            self.inbox.stir(self)
 
     def confirm(self) -> None:
         """Redis has subscribed us: for the first time, or again after the connection was lost."""
@@ -70,13 +96,13 @@ class Subscription:
         with self._changed:
             self._queue.clear()
             self._gap = True
-            self._changed.notify()
+            self.inbox.stir(self)
 
     def shut(self) -> None:
-        """Tell the reader that the server is stopping, also one that is still being subscribed."""
+        """End the reader's waiting for good, also that of one that is still being subscribed."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self.inbox.stir(self)
         self.ready.set()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from shared.ask import Kind, ask
 from shared.errors import NoWorker
 from shared.registry import ModelCard
 from shared.schemas import ErrorResponse, Strict
-from webapi.admission import check_token_ids, is_live
+from webapi.admission import check_token_ids
 from webapi.describe import blueprint, body_of
 from webapi.services import services
 from webapi.validation import read_body
@@ -77,8 +77,9 @@ def detokenize() -> Response:
 
 
 def _served(name: str | None) -> ModelCard:
-    card = services().registry.resolve(name)
-    if card is None or not is_live(services(), card.name):
+    known = services().registry.known()
+    card = known.resolve(name)
+    if card is None or not known.is_live(card.name):
         raise NoWorker(f"no worker of model {card.name if card else 'default'!r} is live")
     return card
 

@@ -67,6 +67,8 @@ class ModelInfo:
     model_bytes: int
     chat_template: str | None
     warning: str | None = None
+    #: Numbers in an embedding; None where the backend was not loaded for embeddings.
+    n_embd: int | None = None
 
     @property
     def max_request_tokens(self) -> int:
@@ -90,6 +92,13 @@ class SamplingParams:
     ignore_eos: bool = False
     grammar: str | None = None
     grammar_root: str = "root"
+    #: A grammar of llguidance, as text: what the answer has to be, made from a JSON schema or from tools.
+    constraint: str | None = None
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar of either kind says which tokens may come."""
+        return self.grammar is not None or self.constraint is not None
 
     @property
     def has_penalties(self) -> bool:
@@ -99,7 +108,7 @@ class SamplingParams:
     @property
     def is_argmax(self) -> bool:
         """Whether the token is simply the one with the largest logit (`ignore_eos` aside)."""
-        return self.temperature == 0 and not self.logit_bias and not self.has_penalties and self.grammar is None
+        return not (self.temperature or self.logit_bias or self.has_penalties or self.is_constrained)
 
 
 class Vocabulary(Protocol):
@@ -108,6 +117,9 @@ class Vocabulary(Protocol):
     n_tokens: int
     bos: int | None
     adds_bos: bool
+    eos: int | None
+    #: What the model wants at the end of a text of its own, such as BERT's `[SEP]`; None for most.
+    closing: int | None
     eog: frozenset[int]
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
@@ -138,6 +150,14 @@ class Vocabulary(Protocol):
         """
         ...
 
+    def check_constraint(self, constraint: str) -> None:
+        """Compile a constraint (`SamplingParams.constraint`), so that a sampler finds it compiled.
+
+        Raises:
+            UnsupportedSchema: it cannot be enforced, or is beyond our limits.
+        """
+        ...
+
 
 class TokenSampler(Protocol):
     """Chooses the tokens of one request. It is fed every token of the answer in order.
@@ -157,6 +177,11 @@ class TokenSampler(Protocol):
 
     def accept(self, token: int) -> None:
         """Feed a token that was chosen earlier (a resumed request)."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer is whole: its grammar allows nothing more but the end."""
         ...
 
     def close(self) -> None:
@@ -190,6 +215,10 @@ class Backend(Protocol):
 
         A view, valid until the next pass; writing to it changes what samplers see.
         """
+        ...
+
+    def embedding(self, seq_id: int) -> Logits:
+        """The pooled embedding of a sequence that was computed whole in the last pass: float32, `info.n_embd` long."""
         ...
 
     def new_sampler(self, params: SamplingParams) -> TokenSampler:

@@ -98,6 +98,23 @@ class Balanced:
         return _plan(items, _fill(prefill, budget - _sum(items)))
 
 
+class WholePrompts:
+    """Every sequence whole in one pass, oldest first, as many as the budget takes; for embeddings.
+
+    A pooled embedding is made of what one pass computes, so nothing is ever cut into chunks. What is longer than the
+    budget must not get a slot.
+    """
+
+    def plan(self, slots: Sequence[SlotView], budget: int) -> BatchPlan:
+        """The oldest always fits; a younger one that does not waits for the next pass."""
+        items = []
+        for view in slots:
+            if view.remaining <= budget:
+                items.append(PlanItem(view.slot, view.remaining, wants_logits=True))
+                budget -= view.remaining
+        return BatchPlan(tuple(items))
+
+
 STRATEGIES: dict[str, type[BatchStrategy]] = {
     "decode_maximal": DecodeMaximal,
     "prefill_priority": PrefillPriority,

@@ -17,12 +17,17 @@ from functools import partial
 from shared.errors import BadLogits, DecodeFailed, GenerationTimeout, InternalError, QueueTimeout, SlotlineError
 from shared.schemas import FinishReason
 from worker import telemetry
-from worker.backend import Backend, BatchItem, DecodeOutcome, TokenSampler
+from worker.admission import has_room, refusal
+from worker.backend import Backend, BatchItem, DecodeOutcome, Logits, TokenSampler
 from worker.batching import BatchPlan, BatchStrategy, SlotView
+from worker.embedding import unit
+from worker.ending import as_ours, ending
+from worker.logprobs import RowLogprobs
 from worker.prefix_cache import PrefixCache
 from worker.requests import Ended, Event, HandedBack, Outbox, Request, Started, Stats, Token
 from worker.sampler import best_of_rows, make_sampler
 from worker.slots import Slot, SlotPool
+from worker.text import Transcript, transcript_of
 
 log = logging.getLogger("slotline.engine")
 
@@ -70,6 +75,7 @@ class Engine:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._stopping = False
+        self._take_results = self._sample if backend.info.n_embd is None else self._embed
 
     # --- from any thread ---
 
@@ -83,6 +89,10 @@ class Engine:
         Requests are told apart by their execution: a job that was taken over and came back has another one.
         """
         self._post(partial(self._cancel, execution))
+
+    def decline(self, request: Request) -> None:
+        """End a request as `cancelled` at the next tick, without a slot: nobody waits for it any more."""
+        self._post(partial(self._refuse, request, None, "cancelled"))
 
     def drop(self, execution: str) -> None:
         """Forget the request of an execution at the next tick without a word: it has another owner now."""
@@ -139,7 +149,7 @@ class Engine:
         plan = self._plan()
         computed = bool(plan.items) and self._decode(plan)
         if computed:
-            self._sample(plan, self._clock())
+            self._take_results(plan, self._clock())
         if events := self._outbox.take():
             self._emit(events)
         return bool(plan.items)
@@ -159,50 +169,37 @@ class Engine:
             self._refuse(request, QueueTimeout("the job was not started within its queue_timeout_s", "queue_timeout_s"))
 
     def _admit(self, now: float) -> None:
-        while self.waiting and self.pool.idle and self._has_room(self.waiting[0]):
-            request = self.waiting.popleft()
-            sampler = self._sampler(request)
-            if sampler is None:
-                continue
-            slot, kept = self.cache.claim(request)
-            self.pool.acquire(slot, request, sampler, kept, now)
-            for token in request.generated:
-                slot.text.push(self.backend.vocab.piece(token))
-            self._outbox.add(Started(request, resumed=bool(request.generated)))
-            # Interrupted between its last token and its end: there is nothing left to compute.
-            if slot.text.stopped:
-                self._end(slot, now, "stop")
-            elif slot.generated >= request.max_tokens:
-                self._end(slot, now, "length")
+        while self.waiting and self.pool.idle:
+            request = self.waiting[0]
+            if error := refusal(request, self.backend.info):
+                self._refuse(self.waiting.popleft(), error)
+            elif self._kv_cells is None or has_room(request, self.pool, self.cache, self._kv_cells):
+                self._start(self.waiting.popleft(), now)
+            else:
+                return
 
-    def _sampler(self, request: Request) -> TokenSampler | None:
-        """The sampler of a request, fed its tokens so far; None if that fails, which ends the request."""
+    def _start(self, request: Request, now: float) -> None:
+        """Give a request a slot; whatever goes wrong with its tokens so far ends it alone."""
         sampler: TokenSampler | None = None
         try:
+            transcript = self._transcript(request)
             sampler = make_sampler(self.backend, request.params)
             for token in request.generated:
                 sampler.accept(token)
         except Exception as error:
             if sampler is not None:
                 sampler.close()
-            self._refuse(request, _as_ours(error))
-            return None
-        return sampler
+            self._refuse(request, as_ours(error))
+            return
+        slot, kept = self.cache.claim(request)
+        self.pool.acquire(slot, request, sampler, transcript, kept, now)
+        self._outbox.add(Started(request, resumed=bool(request.generated)))
+        # Interrupted between its last token and its end, or nothing to say at all.
+        if not request.embed and (reason := slot.finish_reason):
+            self._end(slot, now, reason)
 
-    def _has_room(self, request: Request) -> bool:
-        """Whether the request fits beside what the active ones may come to need; makes room if it can."""
-        if self._kv_cells is None:
-            return True
-        reserved = sum(slot.request.reserve for slot in self.pool.active if slot.request)
-        free = self._kv_cells - reserved
-        if request.reserve > free:
-            return False
-        # What is kept for reuse only ever takes cells that nobody has reserved.
-        slot, reusable = self.cache.longest(request)
-        excess = self.cache.tokens - reusable + request.reserve - free
-        if excess > 0:
-            self.cache.evict(excess, spare=slot)
-        return True
+    def _transcript(self, request: Request) -> Transcript:
+        return transcript_of(self.backend.vocab, request.stop, request.format, request.generated)
 
     def _plan(self) -> BatchPlan:
         views = [SlotView(s.seq_id, s.remaining, self._chunk_size) for s in self.pool.active]
@@ -262,60 +259,93 @@ class Engine:
             self._break(youngest, DecodeFailed("the KV cache has no room for this request alone"))
             return
         used_s = youngest.used_s(self._clock())
-        tokens = tuple(youngest.tokens)
+        tokens, logprobs = tuple(youngest.tokens), tuple(youngest.logprobs)
         request = self._release(youngest, keep=False)
         answer = tokens[len(request.prompt) :]
         # It has been started, so it can no longer come too late.
-        self.waiting.appendleft(replace(request, generated=answer, used_s=used_s, start_by=None))
+        self.waiting.appendleft(
+            replace(request, generated=answer, logged_logprobs=logprobs, used_s=used_s, start_by=None)
+        )
 
     def _sample(self, plan: BatchPlan, now: float) -> None:
         slots = [self.pool.slots[item.slot] for item in plan.items if item.wants_logits]
         if not slots:
             return
-        eog = self.backend.vocab.eog
-        for row, (slot, best) in enumerate(zip(slots, best_of_rows(self.backend.logits()), strict=True)):
-            assert slot.request is not None and slot.sampler is not None
-            params = slot.request.params
+        rows = self.backend.logits()
+        for row, (slot, best) in enumerate(zip(slots, best_of_rows(rows), strict=True)):
             if best is None:
                 self._break(slot, BadLogits("the model computed no finite logit for this job"))
                 continue
-            token: int | None = best
             try:
-                if not params.is_argmax or (params.ignore_eos and best in eog):
-                    token = slot.sampler.sample(row, slot.generated)
+                token = self._next(slot, rows, row, best, now)
             except Exception as error:
-                self._end(slot, now, None, _as_ours(error))
+                self._end(slot, now, None, as_ours(error))
                 continue
-            if token is None or (token in eog and not params.ignore_eos):
-                self._end(slot, now, "stop")
-            else:
-                self._accept(slot, token, now)
+            if token is not None:
+                self._outbox.add(token)
+            if reason := "stop" if token is None else slot.finish_reason:
+                self._end(slot, now, reason)
 
-    def _accept(self, slot: Slot, token: int, now: float) -> None:
-        request = slot.request
-        assert request is not None
-        index = slot.append(token, now)
-        text = slot.text.push(self.backend.vocab.piece(token))
-        self._outbox.add(Token(request, index, token, text))
-        if slot.text.stopped:
-            self._end(slot, now, "stop")
-        elif index + 1 >= request.max_tokens:
-            self._end(slot, now, "length")
+    def _next(self, slot: Slot, rows: Logits, row: int, best: int, now: float) -> Token | None:
+        """The next token of a slot and what it says; None at the end of the answer."""
+        request, sampler, transcript = slot.request, slot.sampler, slot.transcript
+        assert request is not None and sampler is not None and transcript is not None
+        params, vocab = request.params, self.backend.vocab
+        # Before the sampler, which may change the row in place.
+        raw = RowLogprobs(rows[row], request.logprobs) if request.logprobs is not None else None
+        token: int | None = best
+        if not slot.is_argmax or (params.ignore_eos and best in vocab.eog):
+            token = sampler.sample(row, slot.generated)
+        if token is None or (token in vocab.eog and not params.ignore_eos):
+            return None
+        text, delta = transcript.push(token)
+        logprob = None
+        if raw is not None:
+            logprob = raw.of(token, vocab)
+            slot.logprobs.append(logprob)
+        return Token(request, slot.append(token, now), token, text, delta, logprob)
+
+    def _embed(self, plan: BatchPlan, now: float) -> None:
+        for slot in [self.pool.slots[item.slot] for item in plan.items]:
+            try:
+                embedding = unit(self.backend.embedding(slot.seq_id))
+            except Exception as error:
+                self._end(slot, now, None, as_ours(error))
+                continue
+            self._end(slot, now, "stop", embedding=embedding)
 
     # --- ends ---
 
-    def _end(self, slot: Slot, now: float, reason: FinishReason | None, error: SlotlineError | None = None) -> None:
-        request = slot.request
-        assert request is not None
-        count = slot.generated
-        # A retry goes on from the logged tokens, so what is held back must not be given out before it.
-        tail = "" if error is not None and error.retryable else slot.text.finish()
-        if tail:
-            self._outbox.add(Token(request, count, None, tail))
-        stats, text = slot.stats(now), slot.text.text
-        self._release(slot, keep=request.cache_prompt)
-        self._outbox.add(Ended(request, count + bool(tail), text, stats, reason, error))
-        self._signal_done(request, stats, reason or (error.code if error else "unknown"))
+    def _end(
+        self,
+        slot: Slot,
+        now: float,
+        reason: FinishReason | None,
+        error: SlotlineError | None = None,
+        embedding: Logits | None = None,
+    ) -> None:
+        transcript, logprobs, stats = slot.transcript, tuple(slot.logprobs), slot.stats(now)
+        assert slot.request is not None and transcript is not None
+        request = self._release(slot, keep=slot.request.cache_prompt and not slot.request.embed)
+        self._say(*ending(request, transcript, stats, reason, error, logprobs, embedding))
+
+    def _refuse(self, request: Request, error: SlotlineError | None, reason: FinishReason | None = None) -> None:
+        """End a request that never had a slot (this time)."""
+        stats = Stats(len(request.prompt), len(request.generated), 0, request.waited_s, 0, 0, 0, None)
+        try:
+            transcript = self._transcript(request)
+        except Exception as defect:
+            transcript = Transcript(self.backend.vocab.piece)
+            error, reason = error or as_ours(defect), None
+        self._say(*ending(request, transcript, stats, reason, error, request.logged_logprobs))
+
+    def _say(self, tail: Token | None, ended: Ended) -> None:
+        if tail is not None:
+            self._outbox.add(tail)
+        self._outbox.add(ended)
+        outcome = ended.finish_reason or (ended.error.code if ended.error else "unknown")
+        done = telemetry.RequestDone.of(self.name, ended.request, ended.stats, outcome)
+        telemetry.send(telemetry.request_done, self, done=done)
 
     def _break(self, slot: Slot, error: SlotlineError) -> None:
         """End a request whose sequence can no longer be trusted."""
@@ -327,13 +357,6 @@ class Engine:
         if not keep:
             self.backend.clear(slot.seq_id)
         return request
-
-    def _refuse(self, request: Request, error: SlotlineError | None, reason: FinishReason | None = None) -> None:
-        """End a request that never had a slot (this time)."""
-        stats = Stats(len(request.prompt), len(request.generated), 0, request.waited_s, 0, 0, 0, None)
-        text = b"".join(map(self.backend.vocab.piece, request.generated)).decode("utf-8", "replace")
-        self._outbox.add(Ended(request, len(request.generated), text, stats, reason, error))
-        self._signal_done(request, stats, reason or (error.code if error else "unknown"))
 
     def _fail_active(self, error: SlotlineError) -> None:
         for slot in self.pool.active:
@@ -370,36 +393,7 @@ class Engine:
         while self.waiting:
             self._outbox.add(HandedBack(self.waiting.popleft()))
 
-    def _signal_done(self, request: Request, stats: Stats, outcome: str) -> None:
-        computed = max(0, stats.prompt_tokens - stats.cached_tokens)
-        telemetry.send(
-            telemetry.request_done,
-            self,
-            done=telemetry.RequestDone(
-                server=self.name,
-                seq_id=stats.seq_id,
-                mode="stream" if request.stream else "generate",
-                outcome=outcome,
-                prompt_tokens=stats.prompt_tokens,
-                generated_tokens=stats.generated_tokens,
-                duration_ms=stats.duration_s * 1000,
-                ttft_ms=stats.ttft_s * 1000,
-                prompt_eval_rate=computed / stats.prompt_s if stats.prompt_s > 0 else 0.0,
-                generation_rate=stats.generated_tokens / stats.generation_s if stats.generation_s > 0 else 0.0,
-                prefix_cache_tokens=stats.cached_tokens,
-                prefix_cache_ratio=stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0,
-            ),
-        )
-
     def check_integrity(self) -> None:
         """Raise AssertionError where slots or cache contradict themselves."""
         self.pool.check_integrity()
         self.cache.check_integrity()
-
-
-def _as_ours(error: Exception) -> SlotlineError:
-    """An error of our tree; any other is a defect, which must not harm other requests."""
-    if isinstance(error, SlotlineError):
-        return error
-    log.error("a defect in the sampling of one request", exc_info=error)
-    return InternalError(f"{type(error).__name__}: {error}")

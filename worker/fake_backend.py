@@ -21,7 +21,6 @@ from worker.backend import (
     ModelError,
     ModelInfo,
     SamplingParams,
-    Vocabulary,
     check_batch,
     check_context,
 )
@@ -39,12 +38,15 @@ from worker.fake_scripts import (
     prompt_length,
 )
 
+#: Numbers in an embedding of the scripted model.
+N_EMBD = 16
+
 
 class FakeBackend:
     """The scripted `Backend`.
 
     A row of logits gives the script's token 10, the token after a forbidden end 9, five letters drawn from the
-    checksum of the sequence 7 to 8, and all else 0.
+    checksum of the sequence 7 to 8, and all else 0. An embedding is drawn from the checksum too.
 
     Attributes:
         outcomes: what the next passes come to, first to last; a failed one leaves half of its first item behind.
@@ -70,9 +72,10 @@ class FakeBackend:
         delay_s: float = 0.0,
         outcomes: Iterable[DecodeOutcome] = (),
         keep_passes: int | None = None,
+        embeds: bool = False,
     ) -> None:
         self.script = _script(script)
-        self.vocab: Vocabulary = FakeVocab(adds_bos=adds_bos)
+        self.vocab = FakeVocab(adds_bos=adds_bos)
         self.outcomes = deque(outcomes)
         self.poison: dict[int, float] = {}
         self.cannot_cut = cannot_cut
@@ -95,8 +98,10 @@ class FakeBackend:
             kv_bytes=0,
             model_bytes=0,
             chat_template=CHAT_TEMPLATE,
+            n_embd=N_EMBD if embeds else None,
         )
         self._rows: Logits = np.empty((0, N_TOKENS), np.float32)
+        self._last: tuple[BatchItem, ...] = ()
 
     @classmethod
     def from_settings(cls, settings: WorkerSettings) -> FakeBackend:
@@ -115,6 +120,7 @@ class FakeBackend:
             kv_unified=settings.kv_unified,
             delay_s=_seconds(delay),
             keep_passes=0,
+            embeds=settings.pooling != "none",
         )
 
     def decode(self, items: Sequence[BatchItem]) -> DecodeOutcome:
@@ -131,7 +137,8 @@ class FakeBackend:
             return DecodeOutcome.NO_ROOM
         for item in items:
             self.cache[item.seq_id] += item.tokens
-        self.passes.append(tuple(items))
+        self._last = tuple(items)
+        self.passes.append(self._last)
         wanted = [self._row(item.seq_id) for item in items if item.wants_logits]
         self._rows = np.array(wanted, np.float32).reshape(len(wanted), N_TOKENS)
         return DecodeOutcome.DONE
@@ -139,6 +146,14 @@ class FakeBackend:
     def logits(self) -> Logits:
         """See `Backend`."""
         return self._rows
+
+    def embedding(self, seq_id: int) -> Logits:
+        """See `Backend`. A sequence that was not computed whole in the last pass fails an assertion."""
+        assert self.info.n_embd is not None, "not loaded for embeddings"
+        whole = [item.seq_id for item in self._last if item.position == 0]
+        assert seq_id in whole, f"sequence {seq_id} was not computed whole in the last pass"
+        numbers = np.random.default_rng(checksum(self.cache[seq_id])).standard_normal(self.info.n_embd)
+        return numbers.astype(np.float32)
 
     def new_sampler(self, params: SamplingParams) -> FakeSampler:
         """See `Backend`."""

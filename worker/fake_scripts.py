@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from shared.errors import InvalidGrammar
+from worker.matcher import ConstraintCompiler, Spelling
 
 BOS, EOS, IM_START, IM_END, SPOKEN = 256, 257, 258, 259, 260
 N_TOKENS = SPOKEN + 256
@@ -39,10 +40,13 @@ class FakeVocab:
 
     n_tokens = N_TOKENS
     bos: int | None = BOS
+    eos: int | None = EOS
     eog = frozenset({EOS, IM_END})
 
-    def __init__(self, *, adds_bos: bool = False) -> None:
+    def __init__(self, *, adds_bos: bool = False, closing: int | None = None) -> None:
         self.adds_bos = adds_bos
+        self.closing = closing
+        self.constraints = ConstraintCompiler(self._spelling)
 
     def tokenize(self, text: str, *, parse_special: bool) -> list[int]:
         """See `Vocabulary`. A lone surrogate becomes a question mark."""
@@ -71,6 +75,15 @@ class FakeVocab:
     def check_grammar(self, grammar: str, root: str) -> None:
         """See `Vocabulary`."""
         parse_grammar(grammar, root)
+
+    def check_constraint(self, constraint: str) -> None:
+        """See `Vocabulary`."""
+        self.constraints.compile(constraint)
+
+    def _spelling(self) -> Spelling:
+        """An answer consists of spoken tokens; typed ones are of no use to a constraint."""
+        tokens = [_SPELLING.get(t, "").encode() or self.piece(t) if t >= BOS else b"" for t in range(N_TOKENS)]
+        return Spelling(tokens, _SPELLING, self.eog)
 
 
 def as_byte(token: int) -> int | None:

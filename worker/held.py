@@ -14,7 +14,7 @@ from rq.registry import FailedJobRegistry
 
 from shared.errors import InvalidRequest
 from shared.jobs import Pulled
-from shared.names import SERIALIZER, events_key, held_key, job_key
+from shared.names import SERIALIZER, events_key, held_key, job_key, web_lease_key
 from shared.records import JobRecord, job_object
 from shared.settings import Settings
 from shared.stream import dumps
@@ -28,12 +28,18 @@ EXECUTION_TTL_S = 366 * 86_400
 
 @dataclass(slots=True, eq=False)
 class HeldJob:
-    """A job as RQ's objects, and as we read it. `stopped` is set by RQ's stop-execution command."""
+    """A job as RQ's objects, and as we read it.
+
+    Attributes:
+        stopped: set by RQ's stop-execution command.
+        is_orphaned: the web process whose caller waits for it was gone when it was pulled.
+    """
 
     record: JobRecord
     job: Job
     execution: Execution
     stopped: bool = False
+    is_orphaned: bool = False
 
     @property
     def id(self) -> str:
@@ -41,10 +47,13 @@ class HeldJob:
         return self.record.id
 
 
-def hold(pulled: Iterable[Pulled], connection: Any, worker: str, settings: Settings) -> list[HeldJob]:
+def hold(
+    pulled: Iterable[Pulled], connection: Any, worker: str, settings: Settings, *, find_orphans: bool = False
+) -> list[HeldJob]:
     """Make RQ's objects for jobs just pulled, and register their executions with RQ in one round trip.
 
-    A job that RQ cannot read (somebody wrote its hash by hand) is failed on the spot and left out.
+    The same round trip finds orphans where asked to. A job that RQ cannot read (somebody wrote its hash by hand) is
+    failed on the spot and left out.
     """
     held = []
     with connection.pipeline() as pipe:
@@ -56,8 +65,25 @@ def hold(pulled: Iterable[Pulled], connection: Any, worker: str, settings: Setti
                 _fail_unreadable(p, f"the job's record cannot be read: {error}", worker, pipe)
         for h in held:
             _register(h, pipe)
-        pipe.execute()
+        webs = ask_for_leases(held, pipe) if find_orphans else []
+        orphaned = orphans(held, webs, pipe.execute())
+    for h in orphaned:
+        h.is_orphaned = True
     return held
+
+
+def ask_for_leases(jobs: Iterable[HeldJob], pipe: Any) -> list[str]:
+    """Put on a pipeline, last, whether the web processes that jobs are bound to live; returns their names."""
+    webs = sorted({held.record.bound for held in jobs if held.record.bound is not None})
+    for web in webs:
+        pipe.exists(web_lease_key(web))
+    return webs
+
+
+def orphans(jobs: Iterable[HeldJob], webs: list[str], replies: list[Any]) -> list[HeldJob]:
+    """The jobs whose web process has no lease, by the replies to a pipeline that ended with `ask_for_leases`."""
+    gone = {web for web, lives in zip(reversed(webs), reversed(replies), strict=False) if not lives}
+    return [held for held in jobs if held.record.bound in gone]
 
 
 def _restore(pulled: Pulled, connection: Any, worker: str, settings: Settings) -> HeldJob:

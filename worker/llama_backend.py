@@ -32,10 +32,16 @@ _OUTCOMES = {0: DecodeOutcome.DONE, 1: DecodeOutcome.NO_ROOM, 2: DecodeOutcome.A
 
 _CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+_POOLING = {"none": ll.LLAMA_POOLING_TYPE_NONE, "mean": ll.LLAMA_POOLING_TYPE_MEAN}
+_POOLING |= {"cls": ll.LLAMA_POOLING_TYPE_CLS, "last": ll.LLAMA_POOLING_TYPE_LAST}
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
 
 _CACHE_SIZE = re.compile(r"\b(?:KV|RS) buffer size *= *([\d.]+) MiB")
 _OFFLOADED = re.compile(r"\boffloaded (\d+)/\d+ layers")
+
+#: Most tokens of a pass for embeddings where `n_batch` is left out. Each of them takes a row of logits too, which
+#: nobody reads: 400 MB with a vocabulary of 50,000.
+EMBEDDING_BATCH = 2048
 
 _LOAD_ADVICE = "download the file again if it is not whole, or upgrade llama-cpp-python if it is newer"
 _CONTEXT_ADVICE = "change n_ctx, n_parallel, flash_attn or the cache types"
@@ -60,11 +66,16 @@ class LlamaBackend:
             if not self._context:
                 self.close()
                 raise ModelError(f"llama.cpp cannot make a context: {first_error(log)}; {_CONTEXT_ADVICE}")
+        # None for a model that keeps nothing between passes: BERT and its kind, made for embeddings.
+        self._memory = ll.llama_get_memory(self._context)
+        if not self._memory and settings.pooling == "none":
+            self.close()
+            raise ModelError(f"{path} writes no answers, it only makes embeddings; start it with --pooling mean")
         self._vocab = LlamaVocab(ll.llama_model_get_vocab(self._model))
         self.vocab: Vocabulary = self._vocab
         self.info = self._describe(settings, [line for _, line in log])
-        self._batch = LlamaBatch(self.info.n_batch)
-        self._memory = ll.llama_get_memory(self._context)
+        self._embeds = self.info.n_embd is not None
+        self._batch = LlamaBatch(self.info.n_batch, all_outputs=self._embeds)
         self._decode = slow("llama_decode")
         # On a CPU the rows are there when `llama_decode` returns; on a GPU this call waits for them.
         self._get_logits = (slow if self.info.layers_offloaded else quick)("llama_get_logits")
@@ -77,12 +88,23 @@ class LlamaBackend:
         check_batch(items, self.info)
         rows = self._batch.fill(items)
         outcome = _OUTCOMES.get(self._decode(self._context, self._batch.struct), DecodeOutcome.FAILED)
-        self._rows = self._view(rows if outcome is DecodeOutcome.DONE else 0)
+        self._rows = self._view(rows if outcome is DecodeOutcome.DONE and not self._embeds else 0)
         return outcome
 
     def logits(self) -> Logits:
         """See `Backend`."""
         return self._rows
+
+    def embedding(self, seq_id: int) -> Logits:
+        """See `Backend`. A copy.
+
+        Raises:
+            ValueError: there is none of this sequence.
+        """
+        numbers = ll.llama_get_embeddings_seq(self._context, seq_id)
+        if not numbers:
+            raise ValueError(f"the last pass made no embedding of sequence {seq_id}")
+        return np.ctypeslib.as_array(numbers, (self.info.n_embd or 0,)).copy()
 
     def new_sampler(self, params: SamplingParams) -> LlamaSampler:
         """See `Backend`."""
@@ -90,11 +112,12 @@ class LlamaBackend:
 
     def cut(self, seq_id: int, start: int) -> bool:
         """See `Backend`."""
-        return bool(self._cut(self._memory, seq_id, start, -1))
+        return bool(self._memory and self._cut(self._memory, seq_id, start, -1))
 
     def clear(self, seq_id: int) -> None:
         """See `Backend`."""
-        self._cut(self._memory, seq_id, -1, -1)
+        if self._memory:
+            self._cut(self._memory, seq_id, -1, -1)
 
     def close(self) -> None:
         """See `Backend`."""
@@ -129,6 +152,7 @@ class LlamaBackend:
             model_bytes=ll.llama_model_size(self._model),
             chat_template=template.decode(errors="replace") if template else None,
             warning=unused_gpu_warning(settings.n_gpu_layers),
+            n_embd=None if settings.pooling == "none" else ll.llama_model_n_embd_out(self._model),
         )
 
 
@@ -160,7 +184,22 @@ def _context_params(settings: WorkerSettings) -> Any:
     params.flash_attn_type = _FLASH_ATTN[settings.flash_attn]
     params.offload_kqv = True
     params.no_perf = True
+    if settings.pooling != "none":
+        _make_pooling(params, settings)
     return params
+
+
+def _make_pooling(params: Any, settings: WorkerSettings) -> None:
+    """Pool each sequence of a pass into one embedding, which takes that llama.cpp computes the pass in one piece.
+
+    Source: llama.cpp pools within a micro-batch, and cuts sequences of different lengths up where each has a KV
+    buffer of its own (`llama_kv_cache::init_batch`).
+    """
+    params.embeddings = True
+    params.pooling_type = _POOLING[settings.pooling]
+    params.n_batch = settings.n_batch or min(settings.n_ctx, EMBEDDING_BATCH)
+    params.n_ubatch = params.n_batch
+    params.kv_unified = True
 
 
 def _description(model: Any) -> str:

@@ -19,7 +19,9 @@ class LlamaBatch:
         struct: what llama.cpp takes; valid as long as this object.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, all_outputs: bool = False) -> None:
+        """Make room for `capacity` tokens; with `all_outputs` every one of them is output, as pooling needs."""
+        self._all_outputs = all_outputs
         self._tokens = np.zeros(capacity, np.int32)
         self._positions = np.zeros(capacity, np.int32)
         self._counts = np.ones(capacity, np.int32)
@@ -52,7 +54,7 @@ class LlamaBatch:
         self._tokens[:total] = tokens
         self._positions[:total] = positions
         self._seq_ids[:total] = seq_ids
-        self._flags[:total] = 0
+        self._flags[:total] = self._all_outputs
         self._flags[ends] = 1
         self.struct.n_tokens = total
         return len(ends)

@@ -1,4 +1,4 @@
-"""The sampler of one request on a model of llama.cpp: our choice of tokens, llama.cpp's grammars."""
+"""The sampler of one request on a model of llama.cpp: our choice of tokens, within a grammar or a constraint."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from worker.backend import Logits, SamplingParams
 from worker.grammar import compile_grammar
 from worker.llama_native import ll, quick, slow
 from worker.llama_vocab import LlamaVocab
+from worker.matcher import Matcher
 from worker.token_choice import Row, TokenChooser
 
 _accept = quick("llama_sampler_accept")
@@ -28,7 +29,7 @@ _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32
 #: (a natural logarithm: 6 in a million). To test all of a vocabulary takes 7 ms, those near the best much less.
 _REACH = 12.0
 
-#: CPU time one token may take in the grammar. What takes so long doubles with each character.
+#: CPU time one token may take in a grammar. What takes so long doubles with each character.
 _MAX_STEP_S = 1.0
 
 
@@ -39,12 +40,17 @@ class LlamaSampler:
         self._logits = logits
         self._params = params
         self._eog = sorted(vocab.eog)
-        self._grammar = Grammar(vocab, params.grammar, params.grammar_root) if params.grammar is not None else None
+        self._guide = _guide(vocab, params)
         forbidden = vocab.eog if params.ignore_eos else frozenset()
-        if self._grammar is not None and not self._grammar.names_tokens:
+        if isinstance(self._guide, Grammar) and not self._guide.names_tokens:
             # For llama.cpp a control token is its text, but that text never becomes part of an answer.
             forbidden |= vocab.control - vocab.eog
         self._chooser = TokenChooser(params, forbidden)
+
+    @property
+    def is_complete(self) -> bool:
+        """See `TokenSampler`."""
+        return self._guide is not None and self._guide.is_complete
 
     def sample(self, row: int, index: int) -> int | None:
         """See `TokenSampler`.
@@ -56,8 +62,8 @@ class LlamaSampler:
         logits = self._chooser.adjust(self._logits()[row])
         if not np.isfinite(logits.max()):
             raise BadLogits("the model computed no finite logit for this job")
-        if self._grammar is not None:
-            return self._sample_in(self._grammar, logits, index)
+        if self._guide is not None:
+            return self._sample_in(self._guide, logits, index)
         token = self._chooser.choose(logits, index)
         self._chooser.accept(token)
         return token
@@ -68,47 +74,33 @@ class LlamaSampler:
         Raises:
             GrammarDeadEnd: the grammar does not allow the token here.
         """
-        if self._grammar is not None:
-            self._grammar.accept(token)
+        if self._guide is not None:
+            self._guide.accept(token)
         self._chooser.accept(token)
 
     def close(self) -> None:
         """See `TokenSampler`."""
-        if self._grammar is not None:
-            self._grammar.close()
+        if isinstance(self._guide, Grammar):
+            self._guide.close()
 
-    def _sample_in(self, grammar: Grammar, logits: Row, index: int) -> int | None:
+    def _sample_in(self, guide: Grammar | Matcher, logits: Row, index: int) -> int | None:
         began = time.thread_time()
         best = self._chooser.choose(logits, index)
-        token = best if grammar.allows(best) else self._choose_allowed(grammar, logits, index)
+        token = best if guide.allows(best) else self._choose_allowed(guide, logits, index)
         if token is not None:
             self.accept(token)
         if time.thread_time() - began > _MAX_STEP_S:
             raise InvalidGrammar("the grammar can be read in too many ways: one token took over a second", "grammar")
         return token
 
-    def _choose_allowed(self, grammar: Grammar, logits: Row, index: int) -> int | None:
-        """The same draw from what the grammar allows; None if that is only the end."""
-        masked = self._masked(grammar, logits)
+    def _choose_allowed(self, guide: Grammar | Matcher, logits: Row, index: int) -> int | None:
+        """The same draw from what is allowed; None if that is only the end."""
+        masked = guide.masked(logits, _REACH * max(1.0, self._params.temperature))
         if np.isfinite(np.delete(masked, self._eog).max()):
             return self._chooser.choose(masked, index)
-        if any(map(grammar.allows, self._eog[:1])):
+        if any(map(guide.allows, self._eog[:1])):
             return None
         raise GrammarDeadEnd("the grammar allows no token of the vocabulary here")
-
-    def _masked(self, grammar: Grammar, logits: Row) -> Row:
-        """The row with -inf for what the grammar refuses."""
-        reach = _REACH * max(1.0, self._params.temperature)
-        floor = logits.max() - reach
-        allowed = grammar.allowed(np.flatnonzero(logits >= floor))
-        # Then down to the same reach below the best that is allowed, or through all tokens if none is.
-        lower = logits[allowed].max() - reach if len(allowed) else -np.inf
-        if lower < floor:
-            rest = np.flatnonzero((logits < floor) & (logits >= lower))
-            allowed = np.concatenate((allowed, grammar.allowed(rest)))
-        masked = np.full_like(logits, -np.inf)
-        masked[allowed] = logits[allowed]
-        return masked
 
 
 class Grammar:
@@ -116,8 +108,19 @@ class Grammar:
 
     def __init__(self, vocab: LlamaVocab, grammar: str, root: str) -> None:
         self._n_tokens = vocab.n_tokens
+        self._end = min(vocab.eog, default=None)
         self._sampler, self.names_tokens = compile_grammar(vocab, grammar, root)
+        self._openers = vocab.openers
+        if self.names_tokens:
+            self._openers = np.append(self._openers, sorted(vocab.control - vocab.eog))
         self._one, self._one_array = _candidates(1)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing more may come but an end."""
+        if self._end is None or not self.allows(self._end):
+            return False
+        return len(self.allowed(self._openers)) == 0
 
     def allows(self, token: int) -> bool:
         """Whether the token may come next; an end token may where the grammar is complete."""
@@ -133,6 +136,19 @@ class Grammar:
         # llama.cpp leaves the candidates in their order.
         allowed: npt.NDArray[np.intp] = tokens[np.isfinite(data["logit"])]
         return allowed
+
+    def masked(self, logits: Row, reach: float) -> Row:
+        """The row with -inf for what the grammar refuses, and for what is further than `reach` below the best."""
+        floor = logits.max() - reach
+        allowed = self.allowed(np.flatnonzero(logits >= floor))
+        # Then down to the same reach below the best that is allowed, or through all tokens if none is.
+        lower = logits[allowed].max() - reach if len(allowed) else -np.inf
+        if lower < floor:
+            rest = np.flatnonzero((logits < floor) & (logits >= lower))
+            allowed = np.concatenate((allowed, self.allowed(rest)))
+        masked = np.full_like(logits, -np.inf)
+        masked[allowed] = logits[allowed]
+        return masked
 
     def accept(self, token: int) -> None:
         """Go on by one token.
@@ -151,6 +167,12 @@ class Grammar:
         if self._sampler is not None:
             _free(self._sampler)
             self._sampler = None
+
+
+def _guide(vocab: LlamaVocab, params: SamplingParams) -> Grammar | Matcher | None:
+    if params.constraint is not None:
+        return vocab.constraints.matcher(params.constraint)
+    return Grammar(vocab, params.grammar, params.grammar_root) if params.grammar is not None else None
 
 
 def _candidates(size: int) -> tuple[npt.NDArray[Any], Any]:

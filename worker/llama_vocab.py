@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cached_property
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from worker.grammar import compile_grammar
 from worker.llama_native import ll, quick, slow
+from worker.matcher import ConstraintCompiler, Spelling
 
 # A long prompt takes tens of milliseconds.
 _tokenize = slow("llama_tokenize")
@@ -28,6 +33,7 @@ class LlamaVocab:
 
     Attributes:
         control: the control tokens, whose text is never part of an answer.
+        constraints: the compiler of constraints.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -35,11 +41,14 @@ class LlamaVocab:
         self.n_tokens = int(ll.llama_vocab_n_tokens(handle))
         self.bos: int | None = _token_or_none(ll.llama_vocab_bos(handle))
         self.adds_bos = bool(ll.llama_vocab_get_add_bos(handle))
+        self.eos = _token_or_none(ll.llama_vocab_eos(handle))
+        self.closing = _closing(handle)
         is_eog = quick("llama_vocab_is_eog")
         self.eog = frozenset(token for token in range(self.n_tokens) if is_eog(handle, token))
         self._pieces: list[bytes | None] = [None] * self.n_tokens
         self.control = frozenset(token for token in range(self.n_tokens) if self._is_control(token))
         self._control_texts = frozenset(map(self.token_text, self.control))
+        self.constraints = ConstraintCompiler(self._spelling)
         self._missing = b""
         self._missing = self._missing_bytes()
 
@@ -77,6 +86,26 @@ class LlamaVocab:
     def check_grammar(self, grammar: str, root: str) -> None:
         """See `Vocabulary`."""
         _sampler_free(compile_grammar(self, grammar, root).sampler)
+        # So that it is there when the engine thread needs it: to spell all tokens takes 0.2 s.
+        assert self.openers is not None
+
+    def check_constraint(self, constraint: str) -> None:
+        """See `Vocabulary`."""
+        self.constraints.compile(constraint)
+
+    @cached_property
+    def openers(self) -> npt.NDArray[np.intp]:
+        """Tokens, one of which fits wherever any does: of each byte its own, or where it has none all that begin so."""
+        by_byte: dict[int, list[int]] = {}
+        for token in range(self.n_tokens):
+            if piece := self.piece(token):
+                by_byte.setdefault(piece[0], []).append(token)
+        shortest = [[t for t in tokens if len(self.piece(t)) == 1][:1] or tokens for tokens in by_byte.values()]
+        return np.array(sorted(token for tokens in shortest for token in tokens), np.intp)
+
+    def _spelling(self) -> Spelling:
+        special = self.control | self.eog
+        return Spelling([self.piece(t) or self._spell(t) for t in range(self.n_tokens)], special, self.eog)
 
     def _spell(self, token: int) -> bytes:
         buffer = ctypes.create_string_buffer(64)
@@ -98,6 +127,12 @@ class LlamaVocab:
 
     def _is_control(self, token: int) -> bool:
         return bool(_attributes(self.handle, token) & _CONTROL_ATTRS)
+
+
+def _closing(handle: Any) -> int | None:
+    if ll.llama_vocab_get_add_sep(handle):
+        return _token_or_none(ll.llama_vocab_sep(handle))
+    return _token_or_none(ll.llama_vocab_eos(handle)) if ll.llama_vocab_get_add_eos(handle) else None
 
 
 def _token_or_none(token: int) -> int | None:

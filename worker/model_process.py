@@ -16,7 +16,7 @@ from shared.errors import ChatTemplateError, InvalidGrammar, RedisUnavailable
 from shared.registry import ModelCard, Registry
 from shared.settings import FAKE_PREFIX, WorkerSettings
 from worker.backend import Backend, ModelError
-from worker.batching import load_strategy
+from worker.batching import WholePrompts, load_strategy
 from worker.engine import Engine
 from worker.intake import Intake
 from worker.slot_worker import SlotWorker
@@ -36,7 +36,7 @@ def run(settings: WorkerSettings, parent_pid: int) -> int:
     sys.setswitchinterval(0.001)
     client = connect(settings)
     try:
-        strategy = load_strategy(settings.batch_strategy)
+        strategy = load_strategy(settings.batch_strategy) if settings.pooling == "none" else WholePrompts()
         wait_until_up(client, settings.redis_wait_s)
         backend = load_backend(settings)
     except RedisUnavailable as error:
@@ -60,7 +60,7 @@ def run(settings: WorkerSettings, parent_pid: int) -> int:
         name=name,
         n_parallel=settings.n_parallel,
         chunk_size=settings.chunk_size,
-        kv_unified=settings.kv_unified,
+        kv_unified=settings.kv_unified or settings.pooling != "none",
     )
     Registry(client).register_model(_card(settings, backend, intake))
     log.info(start_line(settings, backend))
@@ -151,6 +151,8 @@ def _card(settings: WorkerSettings, backend: Backend, intake: Intake) -> ModelCa
         has_chat_template=intake.template is not None,
         max_queue=settings.max_queue,
         description=backend.info.description,
+        capabilities=tuple(intake.capabilities),
+        n_embd=backend.info.n_embd,
     )
 
 

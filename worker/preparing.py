@@ -11,6 +11,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -20,6 +22,7 @@ from worker.backend import SamplingParams
 from worker.engine import Engine
 from worker.held import HeldJob, waited_s
 from worker.intake import Intake
+from worker.logprobs import from_json
 from worker.requests import Ended, Event, Request, Stats
 
 log = logging.getLogger("slotline.worker")
@@ -63,9 +66,11 @@ class Preparer:
         while (jobs := self._queue.get()) is not None:
             for held in jobs:
                 try:
-                    self._engine.submit(self._prepare(held))
-                    if held.record.cancelling:
-                        self._engine.cancel(held.execution.id)
+                    request = self._prepare(held)
+                    if held.record.cancelling or held.is_orphaned:
+                        self._engine.decline(request)
+                    else:
+                        self._engine.submit(request)
                 except SlotlineError as error:
                     self._refuse(held, error)
                 except Exception as error:
@@ -77,11 +82,12 @@ class Preparer:
         waited = waited_s(record)
         prepared = self._intake.prepare(request_of(record), seed_source=f"{record.id}:{record.created_at}")
         limit = prepared.body.queue_timeout_s
-        generated = self._logged_tokens(record.id) if record.attempts > 1 else ()
+        logged = self._logged_tokens(record.id) if record.attempts > 1 else []
+        generated = tuple(t["token"] for t in logged)
         may_wait = None if limit is None or generated else limit - waited
         if may_wait is not None and may_wait < 0:
             raise QueueTimeout(f"the job waited longer than its queue_timeout_s of {limit:g} s", "queue_timeout_s")
-        return self._intake.request(
+        request = self._intake.request(
             prepared,
             record.id,
             held.execution.id,
@@ -89,12 +95,14 @@ class Preparer:
             waited_s=waited,
             start_by=None if may_wait is None else time.monotonic() + may_wait,
         )
+        logprobs = tuple(from_json(t["logprobs"]) for t in logged if "logprobs" in t)
+        return replace(request, logged_logprobs=logprobs) if logprobs else request
 
-    def _logged_tokens(self, job_id: str) -> tuple[int, ...]:
-        """The tokens an earlier attempt has generated; an outage of Redis is waited for."""
+    def _logged_tokens(self, job_id: str) -> list[dict[str, Any]]:
+        """The events of the tokens an earlier attempt has generated; an outage of Redis is waited for."""
         while not self._abandon.is_set():
             try:
-                return tuple(t["token"] for t in self._store.stream.tokens(job_id) if t["token"] is not None)
+                return [t for t in self._store.stream.tokens(job_id) if t["token"] is not None]
             except RedisError as error:
                 log.warning("the log of job %s cannot be read, trying again: %s", job_id, error)
                 self._abandon.wait(RETRY_S)

@@ -20,6 +20,9 @@ from redis.exceptions import RedisError
 from shared.jobs import End, JobStore
 from shared.records import job_object
 from shared.stream import Append, EventId, EventWriter, dumps
+from worker import logprobs
+from worker.answer import CallDelta, Delta
+from worker.embedding import to_base64
 from worker.finaliser import Finaliser, Outcome
 from worker.held import HeldJob
 from worker.requests import Ended, Event, HandedBack, Started, Token
@@ -174,7 +177,27 @@ def _entry(event: Started | Token) -> Append:
         data: dict[str, Any] = {"prompt_tokens": len(request.prompt), "tokens": len(request.generated)}
         return Append(request.id, request.execution, f"{len(request.generated)}-*", name, dumps(data))
     data = {"index": event.index, "text": event.text, "token": event.token}
+    if event.delta is not None:
+        data |= _more_than_text(event.delta)
+    if event.logprob is not None:
+        data["logprobs"] = logprobs.to_json(event.logprob)
     return Append(request.id, request.execution, str(EventId.of_token(event.index)), "token", dumps(data))
+
+
+def _more_than_text(delta: Delta) -> dict[str, Any]:
+    """The parts of a `TokenEvent` that are only there where they say something."""
+    more: dict[str, Any] = {}
+    if delta.reasoning:
+        more["reasoning_content"] = delta.reasoning
+    if delta.tool_calls:
+        more["tool_calls"] = [_call_delta(call) for call in delta.tool_calls]
+    return more
+
+
+def _call_delta(call: CallDelta) -> dict[str, Any]:
+    head = {} if call.id is None else {"id": call.id, "type": "function"}
+    name = {} if call.name is None else {"name": call.name}
+    return {"index": call.index, **head, "function": {**name, "arguments": call.arguments}}
 
 
 def _end(end: Ended, held: HeldJob, final: dict[str, Any]) -> End:
@@ -202,13 +225,24 @@ def _final(end: Ended, held: HeldJob, cancelled: bool = False) -> dict[str, Any]
         detail="stopped" if held.stopped and ended_by_hand else None,
         ended_at=time.time(),
         ttl_s=_ttl_s(held, status),
-        text=end.text,
+        text=None if end.request.embed else end.text,
+        reasoning_content=end.reasoning,
+        tool_calls=_tool_calls(end) or None,
+        logprobs=None if end.logprobs is None else [logprobs.to_json(logprob) for logprob in end.logprobs],
+        embedding=None if end.embedding is None else to_base64(end.embedding),
         finish_reason="cancelled" if ended_by_hand else end.finish_reason,
         usage=None if never_ran else _usage(end),
         timings=None if never_ran else _timings(end),
-        seed=None if never_ran else end.request.params.seed,
+        seed=None if never_ran or end.request.embed else end.request.params.seed,
         error=error.to_dict() if failed and error is not None else None,
     )
+
+
+def _tool_calls(end: Ended) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in end.tool_calls
+    ]
 
 
 def _usage(end: Ended) -> dict[str, int]:

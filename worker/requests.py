@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 
 from shared.errors import SlotlineError
 from shared.schemas import FinishReason
-from worker.backend import SamplingParams
+from worker.answer import AnswerFormat, Delta, ToolCall
+from worker.backend import Logits, SamplingParams
+
+#: Tokens a request gets on by, at the least, between two times that the KV cache runs full.
+HEADROOM_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,15 +32,39 @@ class Request:
     cache_prompt: bool = False
     stream: bool = False
     waited_s: float = 0.0
+    #: How the answer is taken apart into text, reasoning and tool calls; None where all of it is text.
+    format: AnswerFormat | None = None
+    #: Give each token's log probability and those of this many likely ones; None for not at all.
+    logprobs: int | None = None
+    #: Compute the embedding of the prompt; nothing is generated.
+    embed: bool = False
+    #: Tokens of answer to keep room for; None for `max_tokens`. More of them are made while there is room.
+    expected_tokens: int | None = None
+    #: The log probabilities of `generated`, where `logprobs` asks for them.
+    logged_logprobs: tuple[Logprob, ...] = ()
     #: Time it has already spent in slots.
     used_s: float = 0.0
     #: When to give up waiting, on the engine's clock; None for never.
     start_by: float | None = None
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens it can come to have, prompt and answer together."""
+        return len(self.prompt) + (0 if self.embed else self.max_tokens)
+
+    @property
     def reserve(self) -> int:
-        """KV cells it may come to need."""
-        return len(self.prompt) + self.max_tokens
+        """KV cells to have free for it before it starts."""
+        return self.reserve_at(len(self.generated))
+
+    def reserve_at(self, generated: int) -> int:
+        """KV cells to keep for it once it has `generated` tokens of answer.
+
+        Where fewer tokens are expected than allowed, that is at least room for some more than there are, so that one
+        that is let in again gets on before the cache is full the next time.
+        """
+        expected = self.max_tokens if self.expected_tokens is None else self.expected_tokens
+        return min(self.most_tokens, len(self.prompt) + max(expected, generated + HEADROOM_TOKENS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +87,22 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Likely:
+    """A token's true bytes, or a control token's spelling, and its natural log probability."""
+
+    piece: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The chosen token, and the most likely ones, most likely first. Before temperature, penalties and bias."""
+
+    chosen: Likely
+    top: tuple[Likely, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The request has a slot. `resumed` says that earlier tokens are kept."""
 
@@ -77,6 +121,9 @@ class Token:
     index: int
     token: int | None
     text: str
+    #: What the token adds to reasoning and tool calls; its own `text` is `delta.text` where there is one.
+    delta: Delta | None = None
+    logprob: Logprob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +136,10 @@ class Ended:
     stats: Stats
     finish_reason: FinishReason | None = None
     error: SlotlineError | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[Logprob, ...] | None = None
+    embedding: Logits | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ def best_of_rows(logits: Logits) -> list[int | None]:
 class Argmax:
     """The sampler of a greedy request: always the most likely token, never an end token under `ignore_eos`."""
 
+    #: Only an end token ends the answer.
+    is_complete = False
+
     def __init__(self, logits: Callable[[], Logits], eog: frozenset[int], ignore_eos: bool) -> None:
         self._logits = logits
         self._masked = sorted(eog) if ignore_eos else []

@@ -1,7 +1,7 @@
 """The RQ worker that holds many jobs at once.
 
-A thin adapter: it pulls jobs into the engine and keeps lease, heartbeat and RQ's registrations up to date. The
-main thread runs `work`; signals and RQ's pub/sub commands only set flags or post to the engine.
+A thin adapter: it pulls jobs into the engine and beats its heart in between (`worker/heartbeat.py`). The main thread
+runs `run`; signals and RQ's pub/sub commands only set flags or post to the engine.
 """
 
 from __future__ import annotations
@@ -18,25 +18,14 @@ from typing import Any
 from redis.exceptions import RedisError
 from rq.command import parse_payload
 from rq.worker import BaseWorker
-from rq.worker.base import WorkerStatus
 
-from shared.jobs import JobStore, Pulled
-from shared.names import (
-    DEFAULT_MODEL,
-    PRIORITIES,
-    SERIALIZER,
-    doorbell_key,
-    held_key,
-    job_key,
-    live_queues_key,
-    queue_name,
-    rq_queue_key,
-    split_queue_name,
-)
+from shared.jobs import JobStore
+from shared.names import DEFAULT_MODEL, PRIORITIES, SERIALIZER, doorbell_key, queue_name
 from shared.registry import Registry, WorkerStats
 from shared.settings import WorkerSettings
 from worker.engine import Engine
-from worker.finaliser import Finaliser, Outcome
+from worker.finaliser import Finaliser
+from worker.heartbeat import HEARTBEAT_S, Heartbeat
 from worker.held import HeldJob, hold
 from worker.intake import Intake
 from worker.preparing import Preparer
@@ -46,14 +35,11 @@ from worker.telemetry import Metrics
 
 log = logging.getLogger("slotline.worker")
 
-HEARTBEAT_S = 1.0
 #: An idle worker looks this often for jobs that came without ringing the doorbell (scheduler, RQ's own enqueue).
 LOOK_S = 0.25
 #: How long jobs that were to be handed back are waited for, with Redis and without.
 HAND_BACK_S = 60.0
 HAND_BACK_WITHOUT_REDIS_S = 5.0
-#: How often a stretch of the index of jobs is looked through for expired ones.
-TRIM_S = 10.0
 
 
 class SlotWorker(BaseWorker):
@@ -89,21 +75,15 @@ class SlotWorker(BaseWorker):
         self._abandon = threading.Event()
         self.finaliser = Finaliser(self, self.store, self.model, self._on_done, self._abandon)
         self.publisher = Publisher(
-            self.store, self.held, self.finaliser, self._on_lost, settings.flush_s, self._abandon, self._give_up
+            self.store, self.held, self.finaliser, self.lose, settings.flush_s, self._abandon, self._give_up
         )
         self._n_ctx = n_ctx
-        self._queue_names = names
         self._working: set[str] = set()
         self._wake = threading.Event()
         self._parent_pid = parent_pid
-        self._healthy_since: float | None = None
-        self._missed_replies = False
         self._stop_signals = 0
-        self._next_heartbeat = 0.0
-        self._next_trim = 0.0
-        self._trim_from = 0
-        self._queue_depth = 0
         self._born = time.time()
+        self.heart = Heartbeat(self)
 
     # --- life cycle ---
 
@@ -116,7 +96,7 @@ class SlotWorker(BaseWorker):
         self.register_birth()
         self.subscribe()
         self._install_signal_handlers()
-        self._heartbeat()
+        self._beat_if_due()
         for thread in (self.finaliser, self.publisher, self._preparer, engine_thread):
             thread.start()
         try:
@@ -135,16 +115,23 @@ class SlotWorker(BaseWorker):
     def _loop(self) -> None:
         while not self._stop_signals:
             try:
-                self._heartbeat_if_due()
+                self._beat_if_due()
                 self._work_once()
             except RedisError as error:
                 log.warning("no answer from Redis, trying again: %s", error)
-                self._note_outage()
-                self._wake.wait(LOOK_S)
+                self.heart.note_outage()
+                self._wait(LOOK_S)
 
-    def _note_outage(self) -> None:
-        """Whatever was asked may have happened without our knowing; and leases have run out for nothing."""
-        self._missed_replies, self._healthy_since = True, None
+    def _beat_if_due(self) -> None:
+        if not self.heart.is_due:
+            return
+        # First, since without Redis nothing that follows is reached.
+        if os.getppid() != self._parent_pid and not self._stop_signals:
+            log.warning("the parent process is gone; stopping")
+            self._stop_signals = 1
+        self.heart.beat()
+        if self.should_run_maintenance_tasks:
+            self.run_maintenance_tasks()
 
     def _work_once(self) -> None:
         room = self.settings.n_parallel - len(self._working)
@@ -154,10 +141,11 @@ class SlotWorker(BaseWorker):
             self.connection.blpop([doorbell_key(self.model), doorbell_key(DEFAULT_MODEL)], timeout=LOOK_S)
 
     def _pull(self, room: int) -> bool:
-        pulled = self.store.pull(self.name, self._queue_names, room)
+        pulled = self.store.pull(self.name, self.heart.queue_names, room)
         if not pulled:
             return False
-        held = hold(pulled, self.connection, self.name, self.settings)
+        find_orphans = self.heart.trusts_leases
+        held = hold(pulled, self.connection, self.name, self.settings, find_orphans=find_orphans)
         for h in held:
             self.held[h.execution.id] = h
             self._working.add(h.execution.id)
@@ -189,15 +177,15 @@ class SlotWorker(BaseWorker):
                 self._abandon.set()
                 return
             try:
-                self._heartbeat_if_due()
+                self._beat_if_due()
             except RedisError as error:
                 log.warning("no answer from Redis while stopping: %s", error)
-                self._note_outage()
+                self.heart.note_outage()
             self._wait(0.05)
 
     def _patience_s(self) -> float:
         """How long a hand-back may take: a tick may be long, but without Redis there is nothing to wait for."""
-        return HAND_BACK_S if self._healthy_since is not None else HAND_BACK_WITHOUT_REDIS_S
+        return HAND_BACK_S if self.heart.is_healthy else HAND_BACK_WITHOUT_REDIS_S
 
     def _hand_back_rest(self) -> None:
         """What an engine that gave up can no longer hand back by itself."""
@@ -245,7 +233,8 @@ class SlotWorker(BaseWorker):
         self.executions.pop(execution, None)
         self._wake.set()
 
-    def _on_lost(self, execution: str) -> None:
+    def lose(self, execution: str) -> None:
+        """Drop a job that has another owner now; from any thread."""
         held = self.held.get(execution)
         if held is not None:
             log.warning("job %s has another owner now; it is dropped here", held.id)
@@ -253,107 +242,13 @@ class SlotWorker(BaseWorker):
         self._working.discard(execution)
         self._on_done(execution)
         # Its entry in the held list goes with the next look at that list.
-        self._missed_replies = True
+        self.heart.missed_replies = True
 
-    # --- heartbeat ---
-
-    def _heartbeat_if_due(self) -> None:
-        if time.monotonic() >= self._next_heartbeat:
-            self._heartbeat()
-
-    def _heartbeat(self) -> None:
-        self._next_heartbeat = time.monotonic() + HEARTBEAT_S
-        self.store.renew_lease(self.name, self.settings.lease_s)
-        self.registry.report(self._stats())
-        self._check_held()
-        self._follow_queues()
-        self._healthy_since = self._healthy_since or time.monotonic()
-        if self._missed_replies:
-            self._missed_replies = False
-            self._reread_held()
-        self._reclaim()
-        if self.should_run_maintenance_tasks:
-            self.run_maintenance_tasks()
-        self._trim_index()
-        if os.getppid() != self._parent_pid:
-            log.warning("the parent process is gone; stopping")
-            self._stop_signals = max(1, self._stop_signals)
-
-    def _check_held(self) -> None:
-        """Notice what RQ's own tools did to our jobs, and commands that were lost."""
-        jobs = list(self.held.values())
-        with self.connection.pipeline(transaction=False) as pipe:
-            state = WorkerStatus.BUSY if jobs else WorkerStatus.IDLE
-            self.set_state(state, pipeline=pipe)
-            self.heartbeat(pipeline=pipe)
-            for h in jobs:
-                pipe.hmget(job_key(h.id), "status", "sl_cancel", "sl_exec")
-            replies = pipe.execute()[-len(jobs) :] if jobs else pipe.execute() and []
-        for held, (status, cancel, execution) in zip(jobs, replies, strict=True):
-            if status is None or cancel or status in (b"canceled", b"stopped") or held.stopped:
-                self.engine.cancel(held.execution.id)
-            elif execution != held.execution.id.encode():
-                self._on_lost(held.execution.id)
-
-    def _reread_held(self) -> None:
-        """Find jobs that were pulled for us by a command whose reply was lost, and give them back."""
-        known = {held.id for held in self.held.values()}
-        for job_id in {i.decode() for i in self.connection.lrange(held_key(self.name), 0, -1)} - known:
-            status, worker, execution, end = self.connection.hmget(
-                job_key(job_id), "status", "worker_name", "sl_exec", "sl_end"
-            )
-            if status != b"started" or worker != self.name.encode() or execution is None:
-                self.connection.lrem(held_key(self.name), 0, job_id)
-            elif end is not None:
-                self._record_again(job_id)
-            else:
-                log.warning("job %s was pulled without our knowing; it goes back", job_id)
-                self.store.hand_back(self.name, self.model, [(job_id, execution.decode())])
-
-    def _follow_queues(self) -> None:
-        """Pull from every queue that is in use, most urgent priority first, `default` queues behind our own."""
-        names = set(self.queue_names())
-        for model in (self.model, DEFAULT_MODEL):
-            names |= {n.decode() for n in self.connection.smembers(live_queues_key(model))}
-        self._queue_names = sorted(names, key=_urgency)
-        with self.connection.pipeline(transaction=False) as pipe:
-            for name in self._queue_names:
-                pipe.llen(rq_queue_key(name))
-            self._queue_depth = sum(pipe.execute())
-        self.engine.queue_depth = self._queue_depth
-
-    def _reclaim(self) -> None:
-        """Take over from dead workers, but only once every live one has had time to renew its lease."""
-        if self._healthy_since is None or time.monotonic() - self._healthy_since < self.settings.lease_s:
-            return
-        queued, committed = self.store.reclaim(self.name)
-        if queued:
-            log.warning("took back %d jobs of a dead worker: %s", len(queued), ", ".join(queued))
-        for job_id in committed:
-            self._record_again(job_id)
-
-    def _record_again(self, job_id: str) -> None:
-        """A dead worker committed the end of this job but did not record it with RQ."""
-        raw = self.connection.hgetall(job_key(job_id))
-        last = self.store.stream.last(job_id)
-        if b"sl_exec" not in raw or last is None or not last.is_terminal:
-            return
-        record = self.store.fetch(job_id)
-        (held,) = hold([Pulled(record, raw[b"sl_exec"].decode(), raw)], self.connection, self.name, self.settings)
-        self.held[held.execution.id] = held
-        final = last.json()
-        self.finaliser.put(Outcome(final["status"], held, final))
-
-    def _trim_index(self) -> None:
-        """Forget expired jobs, a stretch of the index at a time."""
-        if time.monotonic() >= self._next_trim:
-            self._next_trim = time.monotonic() + TRIM_S
-            self._trim_from = self.store.trim_index(self._trim_from)
-
-    def _stats(self) -> WorkerStats:
+    def stats(self) -> WorkerStats:
+        """The figures of now; it brings the metrics up to date too."""
         engine, pool = self.engine, self.engine.pool
         active = pool.active
-        self.metrics.show(len(active), self._queue_depth + len(engine.waiting))
+        self.metrics.show(len(active), self.heart.queue_depth + len(engine.waiting))
         return WorkerStats(
             worker=self.name,
             model=self.model,
@@ -364,7 +259,7 @@ class SlotWorker(BaseWorker):
             idle_slots=len(pool) - len(active),
             prefilling_slots=sum(slot.is_prefilling for slot in active),
             waiting_requests=len(engine.waiting),
-            queue_depth=self._queue_depth,
+            queue_depth=self.heart.queue_depth,
             last_tick_age_s=round(engine.last_tick_age_s, 3),
             ticks_total=engine.ticks,
             tokens_total=engine.tokens,
@@ -427,8 +322,3 @@ class SlotWorker(BaseWorker):
         """Stay subscribed whatever Redis does; RQ gives up on all but lost connections."""
         log.warning("the command channel was interrupted, trying again: %s", exc)
         time.sleep(HEARTBEAT_S)
-
-
-def _urgency(name: str) -> tuple[int, bool, str]:
-    model, priority = split_queue_name(name)
-    return PRIORITIES.index(priority), model == DEFAULT_MODEL, name

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 
+from shared.schemas import FinishReason
 from worker.backend import TokenSampler
-from worker.requests import Request, Stats
-from worker.text import TextAssembler
+from worker.requests import Logprob, Request, Stats
+from worker.text import Transcript
 
 
 class SlotState(Enum):
@@ -30,8 +32,12 @@ class Slot:
     state: SlotState = SlotState.IDLE
     request: Request | None = None
     sampler: TokenSampler | None = None
-    text: TextAssembler = field(default_factory=TextAssembler)
+    transcript: Transcript | None = None
+    #: `SamplingParams.is_argmax` of the request, which every tick asks for.
+    is_argmax: bool = False
     tokens: list[int] = field(default_factory=list)
+    #: Those of the answer's tokens, where the request asks for them.
+    logprobs: list[Logprob] = field(default_factory=list)
     n_past: int = 0
     cached_tokens: int = 0
     admitted: int = 0
@@ -54,18 +60,32 @@ class Slot:
         """Whether it works on a prompt (or on the tokens of a resumed request)."""
         return self.state is SlotState.ACTIVE and self.remaining > 1
 
+    @property
+    def reserve(self) -> int:
+        """KV cells kept for the request as far as it has come; 0 of an idle slot."""
+        return self.request.reserve_at(self.generated) if self.request else 0
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer is over as it stands; None if it goes on."""
+        request = self.request
+        assert request is not None and self.transcript is not None and self.sampler is not None
+        if self.transcript.stopped or self.sampler.is_complete:
+            return "stop"
+        return "length" if len(self.tokens) - len(request.prompt) >= request.max_tokens else None
+
     def used_s(self, now: float) -> float:
         """Time the request has spent in slots, this one and earlier ones."""
         return now - self.admitted_at + (self.request.used_s if self.request else 0.0)
 
     def computed(self, count: int) -> None:
         """Note that the next `count` tokens are in the KV cache now."""
-        assert 0 < count <= self.remaining, f"{count} of {self.remaining} remaining tokens computed"
+        assert 0 < count <= len(self.tokens) - self.n_past, f"{count} of {self.remaining} remaining tokens computed"
         self.n_past += count
 
     def append(self, token: int, now: float) -> int:
         """Add a token to the answer and return its index."""
-        assert self.remaining == 0, "a token was sampled before all earlier ones were computed"
+        assert len(self.tokens) == self.n_past, "a token was sampled before all earlier ones were computed"
         if self.first_token_at is None:
             self.first_token_at = now
         self.tokens.append(token)
@@ -103,20 +123,31 @@ class SlotPool:
     @property
     def active(self) -> list[Slot]:
         """Slots that work, oldest admission first."""
-        return sorted((s for s in self.slots if s.state is SlotState.ACTIVE), key=lambda s: s.admitted)
+        return sorted((s for s in self.slots if s.state is SlotState.ACTIVE), key=attrgetter("admitted"))
 
     @property
     def idle(self) -> list[Slot]:
         """Slots that are free."""
         return [s for s in self.slots if s.state is SlotState.IDLE]
 
-    def acquire(self, slot: Slot, request: Request, sampler: TokenSampler, kept: int, now: float) -> None:
-        """Give an idle slot to a request, whose first `kept` tokens its sequence already holds."""
+    @property
+    def reserved(self) -> int:
+        """KV cells that the active slots may come to need."""
+        return sum(slot.reserve for slot in self.slots)
+
+    def acquire(
+        self, slot: Slot, request: Request, sampler: TokenSampler, transcript: Transcript, kept: int, now: float
+    ) -> None:
+        """Give an idle slot to a request, whose first `kept` tokens its sequence already holds.
+
+        Sampler and transcript are the request's own and know its tokens so far.
+        """
         assert slot.state is SlotState.IDLE and slot.request is None, "the slot is in use"
         assert kept <= slot.n_past, "more tokens kept than there are"
         self._admissions += 1
         slot.state, slot.request, slot.sampler = SlotState.ACTIVE, request, sampler
-        slot.text = TextAssembler(request.stop)
+        slot.transcript, slot.logprobs = transcript, list(request.logged_logprobs)
+        slot.is_argmax = request.params.is_argmax
         slot.tokens = [*request.prompt, *request.generated]
         slot.n_past, slot.cached_tokens = kept, min(kept, len(request.prompt))
         slot.admitted, slot.admitted_at, slot.first_token_at = self._admissions, now, None
@@ -127,7 +158,8 @@ class SlotPool:
         request, slot.request = slot.request, None
         if slot.sampler is not None:
             slot.sampler.close()
-        slot.state, slot.sampler, slot.last_used_at = SlotState.IDLE, None, now
+        slot.state, slot.last_used_at = SlotState.IDLE, now
+        slot.sampler, slot.transcript, slot.logprobs = None, None, []
         slot.tokens = slot.tokens[: slot.n_past] if keep else []
         slot.n_past = len(slot.tokens)
         return request
@@ -137,6 +169,7 @@ class SlotPool:
         for slot in self.slots:
             assert (slot.state is SlotState.ACTIVE) == (slot.request is not None), f"slot {slot.seq_id}: state"
             assert (slot.state is SlotState.ACTIVE) == (slot.sampler is not None), f"slot {slot.seq_id}: sampler"
+            assert (slot.state is SlotState.ACTIVE) == (slot.transcript is not None), f"slot {slot.seq_id}: transcript"
             assert 0 <= slot.n_past <= len(slot.tokens), f"slot {slot.seq_id}: {slot.n_past} of {len(slot.tokens)}"
             if slot.request is not None:
                 prompt = slot.request.prompt

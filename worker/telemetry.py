@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from blinker import NamedSignal, Namespace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+
+from worker.requests import Request, Stats
 
 # A gauge with the time of creation beside every counter helps nobody here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -62,6 +64,25 @@ class RequestDone:
     generation_rate: float
     prefix_cache_tokens: int
     prefix_cache_ratio: float
+
+    @classmethod
+    def of(cls, server: str, request: Request, stats: Stats, outcome: str) -> Self:
+        """That of a request which came to `outcome`: a finish reason, or the code of an error."""
+        computed = max(0, stats.prompt_tokens - stats.cached_tokens)
+        return cls(
+            server=server,
+            seq_id=stats.seq_id,
+            mode="stream" if request.stream else "generate",
+            outcome=outcome,
+            prompt_tokens=stats.prompt_tokens,
+            generated_tokens=stats.generated_tokens,
+            duration_ms=stats.duration_s * 1000,
+            ttft_ms=stats.ttft_s * 1000,
+            prompt_eval_rate=computed / stats.prompt_s if stats.prompt_s > 0 else 0.0,
+            generation_rate=stats.generated_tokens / stats.generation_s if stats.generation_s > 0 else 0.0,
+            prefix_cache_tokens=stats.cached_tokens,
+            prefix_cache_ratio=stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """All fields by name."""

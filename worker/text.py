@@ -1,9 +1,12 @@
-"""From token bytes to text that is certain: no half character, no part of a stop string."""
+"""From tokens to text that is certain: no half character, no part of a stop string, no half mark of a format."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from worker.answer import AnswerFormat, AnswerReader, Delta, ToolCall
+from worker.backend import Vocabulary
 
 
 class TextAssembler:
@@ -68,3 +71,87 @@ class TextAssembler:
             if any(stop.startswith(tail) for stop in self._stops):
                 return size
         return 0
+
+
+class Transcript:
+    """What the tokens of one answer say, where all of it is text.
+
+    `stopped` is set once a stop string has come up.
+    """
+
+    def __init__(self, piece: Callable[[int], bytes], stops: Sequence[str] = ()) -> None:
+        self.stopped = False
+        self._piece = piece
+        self._assembler = TextAssembler(stops)
+
+    @property
+    def text(self) -> str:
+        """The text given out so far."""
+        return self._assembler.text
+
+    @property
+    def reasoning(self) -> str | None:
+        """The reasoning given out so far; None where there is none."""
+        return None
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls as far as they have come."""
+        return ()
+
+    def push(self, token: int) -> tuple[str, Delta | None]:
+        """Add a token; returns the text that is certain now, and all that is where there is more than text."""
+        text = self._assembler.push(self._piece(token))
+        self.stopped = self._assembler.stopped
+        return text, None
+
+    def finish(self) -> tuple[str, Delta | None]:
+        """End the answer; returns what was still held back, as `push` does."""
+        return self._assembler.finish(), None
+
+
+class FormattedTranscript(Transcript):
+    """What the tokens of one answer say, taken apart by a format.
+
+    Stop strings apply to what the model writes, marks included, before it is taken apart.
+    """
+
+    def __init__(self, vocab: Vocabulary, stops: Sequence[str], format: AnswerFormat) -> None:
+        super().__init__(lambda token: format.piece(token, vocab), stops)
+        self._reader = AnswerReader(format)
+
+    @property
+    def text(self) -> str:
+        """See `Transcript`."""
+        return self._reader.text
+
+    @property
+    def reasoning(self) -> str | None:
+        """See `Transcript`."""
+        return self._reader.reasoning or None
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """See `Transcript`."""
+        return tuple(self._reader.tool_calls)
+
+    def push(self, token: int) -> tuple[str, Delta | None]:
+        """See `Transcript`."""
+        delta = self._reader.push(super().push(token)[0])
+        return delta.text, delta
+
+    def finish(self) -> tuple[str, Delta | None]:
+        """See `Transcript`."""
+        rest, last = self._reader.push(self._assembler.finish()), self._reader.finish()
+        delta = Delta(rest.text + last.text, rest.reasoning + last.reasoning, rest.tool_calls + last.tool_calls)
+        return delta.text, delta
+
+
+def transcript_of(
+    vocab: Vocabulary, stops: Sequence[str], format: AnswerFormat | None, tokens: Sequence[int] = ()
+) -> Transcript:
+    """The transcript of an answer that has come to `tokens`."""
+    made = Transcript(vocab.piece, stops) if format is None else FormattedTranscript(vocab, stops, format)
+    for token in tokens:
+        made.push(token)
+    return made

@@ -2,7 +2,7 @@
 -- KEYS: job, log, queue, scheduled, deferred, ready and cancelled registry
 -- ARGV: id, data of the terminal event as JSON, ttl in seconds (below 0: for ever), now as RQ writes it, expiry score
 -- Returns missing, ended, cancelled (now or before) or running (the flag is set).
-local f = redis.call('HMGET', KEYS[1], 'status', 'sl_end', 'worker_name', 'created_at')
+local f = redis.call('HMGET', KEYS[1], 'status', 'sl_end', 'worker_name', 'created_at', 'sl_notify')
 local status = f[1]
 if not status then return 'missing' end
 if status == 'started' then
@@ -25,6 +25,7 @@ local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
 local id = (#last > 0 and string.match(last[1][1], '^%d+') or '0') .. '-*'
 id = redis.call('XADD', KEYS[2], id, 'event', 'done', 'data', ARGV[2])
 redis.call('PUBLISH', KEYS[2], '{"event":"done","id":"' .. id .. '","data":' .. ARGV[2] .. '}')
+if f[5] then redis.call('RPUSH', f[5], ARGV[1]) end
 if tonumber(ARGV[3]) > 0 then
   redis.call('EXPIRE', KEYS[2], ARGV[3])
   redis.call('EXPIRE', KEYS[1], ARGV[3])

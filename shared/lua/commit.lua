@@ -5,7 +5,7 @@
 -- Returns for each job ok, gone (no such job), lost (another owner), ended (already committed) or cancelled
 -- (commit as that).
 local function commit(job, log, execution, status, tokens, name, data, ttl)
-  local f = redis.call('HMGET', job, 'status', 'sl_exec', 'sl_end', 'sl_cancel')
+  local f = redis.call('HMGET', job, 'status', 'sl_exec', 'sl_end', 'sl_cancel', 'sl_notify')
   if not f[1] then return 'gone' end
   if f[2] ~= execution then return 'lost' end
   if f[3] then return 'ended' end
@@ -18,6 +18,7 @@ local function commit(job, log, execution, status, tokens, name, data, ttl)
   redis.call('PUBLISH', log, '{"event":"' .. name .. '","id":"' .. id .. '","data":' .. data .. '}')
   redis.call('EXPIRE', log, ttl)
   redis.call('HSET', job, 'sl_end', status)
+  if f[5] then redis.call('RPUSH', f[5], string.sub(job, 8)) end  -- behind `rq:job:`
   return 'ok'
 end
 local outcomes = {}

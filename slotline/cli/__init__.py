@@ -32,10 +32,12 @@ COMMANDS = {
     "cancel": Entry("jobs:cancel", "Cancel a job."),
     "models": Entry("server:models", "List the models that jobs may name."),
     "stats": Entry("server:stats", "Show the live workers and their slots."),
-    "up": Entry("up:up", "Run everything on this machine: Redis, web API, one worker.", "demo"),
+    "up": Entry("up:up", "Run everything on this machine: Redis, web API, batches, one worker.", "demo"),
     "web": Entry("serve:web", "Run the web API.", "web"),
     "worker": Entry("serve:worker", "Run a worker.", "worker"),
-    "bench": Entry("bench:bench", "Measure the engine, or a running server.", "worker"),
+    "batch": Entry("batch:batch", "Run a file of prompts, or hand one to the server.", "demo"),
+    "batches": Entry("serve:batches", "Run the batches.", "queue"),
+    "bench": Entry("bench:bench", "Measure the engine, a running server, or batches.", "worker"),
     "version": Entry("server:version", "Show the version."),
 }
 

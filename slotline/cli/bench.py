@@ -1,4 +1,4 @@
-"""`slotline bench engine` and `slotline bench serve`."""
+"""`slotline bench engine`, `slotline bench serve` and `slotline bench batch`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Batches(click.ParamType[list[int]]):
 
 @click.group()
 def bench() -> None:
-    """Measure the engine, or a running server."""
+    """Measure the engine, a running server, or batches."""
 
 
 @bench.command()
@@ -79,6 +79,34 @@ def serve(base_url: str | None, as_json: bool, **load: Any) -> None:
         print_table(("figure", "value"), _rows(figures))
     if figures["failed"] == figures["requests"]:
         raise Fault(f"every job failed: {figures['first_error']}")
+
+
+@bench.command()
+@click.option("--model", metavar="PATH", help="GGUF file, or fake:echo; left out, the demo model.")
+@click.option("--lines", type=AT_LEAST_1, default=2000, show_default=True, help="Lines in all.")
+@click.option("--rounds", type=AT_LEAST_1, default=4, show_default=True, help="Parts that are measured in turn.")
+@click.option("--slots", type=click.IntRange(1, 256), default=16, show_default=True, help="Lines that run at once.")
+@click.option("--prompt-tokens", type=AT_LEAST_1, default=30, show_default=True, help="About so many in each prompt.")
+@click.option("--max-tokens", type=AT_LEAST_1, default=32, show_default=True, help="New tokens of each line.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@json_option
+def batch(model: str | None, as_json: bool, **work: Any) -> None:
+    """Compare a batch run with the engine alone on the same requests: rows on disk against tokens in memory."""
+    from slotline.batch.bench import Work, compare
+    from slotline.batch.runner import RunnerLost
+    from worker.backend import ModelError
+
+    if work["lines"] < work["rounds"]:
+        raise click.UsageError("--lines has to be at least --rounds")
+    try:
+        path = model or demo_model()
+        figures = compare(path, Work(**work), lambda text: click.echo(f"slotline: {text}", err=True)).as_dict()
+    except (RunnerLost, ModelError) as error:
+        raise BadSetup(str(error)) from None
+    if as_json:
+        print_json(figures)
+    else:
+        print_table(("figure", "value"), list(figures.items()))
 
 
 def demo_model() -> str:

@@ -16,6 +16,7 @@ EXTRA_MODULES = frozenset(
         "blinker",
         "flask",
         "flask_openapi",
+        "fsspec",
         "gevent",
         "gunicorn",
         "jinja2",

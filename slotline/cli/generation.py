@@ -32,22 +32,67 @@ PLAIN: tuple[tuple[str, type, str], ...] = (
 )
 
 
+#: Of these and of the flags below, those that say what an answer is to be; the others say how its job is queued.
+OF_THE_ANSWER = frozenset(
+    (
+        "max_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repeat_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "grammar_root",
+        "timeout_s",
+        "stop",
+        "grammar",
+        "logit_bias",
+        "ignore_eos",
+        "cache_prompt",
+    )
+)
+
+
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add every flag of a job to a command, which takes them as keyword arguments."""
-    special = [
-        click.option("--stop", multiple=True, help="End before this text. May be repeated."),
-        click.option("--grammar", metavar="GBNF", help="GBNF grammar, or @FILE."),
-        click.option("--logit-bias", multiple=True, metavar="TOKEN=BIAS", help="May be repeated."),
-        click.option("--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token."),
-        click.option("--cache-prompt/--no-cache-prompt", default=None, help="Keep and use the KV cache of prefixes."),
-        click.option("--priority", type=click.Choice(["interactive", "normal", "batch"]), help="Who goes first."),
-        click.option("--depends-on", multiple=True, metavar="ID", help="Start after this job. May be repeated."),
-        click.option("--metadata", metavar="JSON", help="Kept with the job and given back."),
-    ]
-    plain = [click.option("--" + name.replace("_", "-"), name, type=kind, help=text) for name, kind, text in PLAIN]
-    for option in reversed(plain + special):
+    return _add(command, _options())
+
+
+def answer_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags that say what an answer is to be, of those of a job; `model` and `seed` are left to the command."""
+    return _add(command, {name: option for name, option in _options().items() if name in OF_THE_ANSWER})
+
+
+def _options() -> dict[str, Callable[..., Any]]:
+    plain = {name: click.option(_flag(name), name, type=kind, help=text) for name, kind, text in PLAIN}
+    priorities = click.Choice(["interactive", "normal", "batch"])
+    return plain | {
+        "stop": click.option("--stop", multiple=True, help="End before this text. May be repeated."),
+        "grammar": click.option("--grammar", metavar="GBNF", help="GBNF grammar, or @FILE."),
+        "logit_bias": click.option("--logit-bias", multiple=True, metavar="TOKEN=BIAS", help="May be repeated."),
+        "ignore_eos": click.option(
+            "--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token."
+        ),
+        "cache_prompt": click.option(
+            "--cache-prompt/--no-cache-prompt", default=None, help="Keep and use the KV cache of prefixes."
+        ),
+        "priority": click.option("--priority", type=priorities, help="Who goes first."),
+        "depends_on": click.option(
+            "--depends-on", multiple=True, metavar="ID", help="Start after this job. May be repeated."
+        ),
+        "metadata": click.option("--metadata", metavar="JSON", help="Kept with the job and given back."),
+    }
+
+
+def _add(command: Callable[..., Any], options: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    for option in reversed(options.values()):
         command = option(command)
     return command
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def job_body(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`slotline web` and `slotline worker`: one side each, with a flag for every setting."""
+"""`slotline web`, `slotline worker` and `slotline batches`: one process each, with a flag for every setting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slotline.cli.flags import settings_options
 from slotline.home import running_state
 
 if TYPE_CHECKING:
-    from shared.settings import S, WorkerSettings
+    from shared.settings import BatchSettings, S, WorkerSettings
 
 #: An engine that has not moved for so long is stuck: a tick takes seconds at most, and idle ones count.
 STALLED_S = 60.0
@@ -58,8 +58,26 @@ def worker() -> click.Command:
     return click.Command("worker", callback=run, params=[*flags, *settings_options(WorkerSettings)], help=run.__doc__)
 
 
+def batches() -> click.Command:
+    """The command `slotline batches`."""
+    from shared.settings import BatchSettings
+
+    def run(check: bool, **given: Any) -> None:
+        """Run batches: feed their lines to the workers, and write the results."""
+        settings = load_settings(BatchSettings, given)
+        if check:
+            _check_batches(settings)
+        else:
+            from shared.batches.process import run as run_batches
+
+            _leave(run_batches(settings))
+
+    flag = click.Option(["--check"], is_flag=True, help="Start nothing; say whether this host's process is well.")
+    return click.Command("batches", callback=run, params=[flag, *settings_options(BatchSettings)], help=run.__doc__)
+
+
 def load_settings(cls: type[S], given: dict[str, Any]) -> S:
-    """Settings from flags and variables. Without a Redis of its own, the one of a running `slotline up` is used.
+    """Settings from flags and variables. Without a Redis of its own, that of a running `slotline up`, and its files.
 
     Raises:
         BadSetup: a line for each bad value.
@@ -72,7 +90,10 @@ def load_settings(cls: type[S], given: dict[str, Any]) -> S:
         if state is None or "redis_url" in settings.model_fields_set or not state.get("redis_url"):
             return settings
         click.echo("slotline: using the Redis of the running `slotline up`", err=True)
-        return load(cls, given | {"redis_url": state["redis_url"]})
+        found = {"redis_url": state["redis_url"]}
+        if "files_url" not in settings.model_fields_set:
+            found["files_url"] = state.get("files_url")
+        return load(cls, given | found)
     except SettingsError as error:
         raise BadSetup(str(error)) from None
 
@@ -97,6 +118,20 @@ def _check(settings: WorkerSettings) -> None:
     if age_s > STALLED_S:
         raise Fault(f"a worker of this host has not moved for {age_s:.0f} s")
     click.echo(f"{', '.join(stats.worker for stats in found)}: well")
+
+
+def _check_batches(settings: BatchSettings) -> None:
+    from redis.exceptions import RedisError
+
+    from shared.batches.process import check
+
+    try:
+        found = check(settings)
+    except RedisError as error:
+        raise NoRedis(f"Redis cannot be asked: {error}") from None
+    if not found:
+        raise Fault("no process of this host runs batches")
+    click.echo(f"{', '.join(found)}: well")
 
 
 def _leave(status: int | None) -> None:

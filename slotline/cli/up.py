@@ -26,9 +26,9 @@ def up(
     data_dir: Path | None,
     fresh: bool,
 ) -> None:
-    """Run everything on this machine: Valkey with its data on disk, the web API, and one worker.
+    """Run everything on this machine: Valkey with its data on disk, the web API, the batches, and one worker.
 
-    Every other setting of `slotline web` and `slotline worker` is taken from its SLOTLINE_… variable.
+    Every other setting of `slotline web`, `batches` and `worker` is taken from its SLOTLINE_… variable.
     Ctrl-C stops it all in order; jobs that are left go on next time.
     """
     from slotline.up.plan import make_plan

@@ -19,7 +19,7 @@ from slotline.home import read_state
 #: The variable that marks the children, and theirs: `web@<data directory>`.
 MARK = "SLOTLINE_UP"
 
-SIDES = ("web", "worker")
+SIDES = ("web", "batches", "worker")
 
 #: The start time of a process is worked out from the boot time, which moves when the clock is set.
 SAME_START_S = 2.0
@@ -51,7 +51,7 @@ def find_marked(directory: Path, names: Iterable[str] = SIDES) -> list[psutil.Pr
 
 
 def find_leftovers(directory: Path) -> list[psutil.Process]:
-    """Every web and worker process of the last `up`, parents before their children."""
+    """Every process of ours of the last `up`, parents before their children."""
     processes = (read_state(directory) or {}).get("processes") or {}
     found = [process for name in SIDES if (process := find_named(processes.get(name)))]
     for process in list(found):

@@ -21,7 +21,7 @@ DEMO = "demo.gguf"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The settings of both sides, and where data is kept.
+    """The settings of web and worker, and where data is kept.
 
     `own_redis` says whether a server of our own is started; `fresh`, whether its data is emptied first;
     `demo`, whether the model is the demo model.
@@ -44,7 +44,18 @@ class Plan:
             "SLOTLINE_N_PARALLEL": str(self.worker.n_parallel),
             "SLOTLINE_CACHE_PROMPT": str(self.worker.cache_prompt).lower(),
             "SLOTLINE_DATA_DIR": str(self.directory),
+            "SLOTLINE_FILES_URL": self.files_url,
         }
+
+    @property
+    def own_files(self) -> Path | None:
+        """The folder for files in our data directory; None where they are elsewhere."""
+        return None if self.web.files_url else self.directory / "files"
+
+    @property
+    def files_url(self) -> str:
+        """Where files and batch results are."""
+        return self.web.files_url or str(self.own_files)
 
     def url(self, port: int) -> str:
         """The address to type: a server that listens everywhere is also on this machine's own."""
@@ -67,9 +78,10 @@ def make_plan(
     Raises:
         BadSetup: something is wrong with them, a line each, or the model's library is not installed.
     """
-    from shared.settings import FAKE_PREFIX, SettingsError, WebSettings, load
+    from shared.settings import FAKE_PREFIX, BatchSettings, SettingsError, WebSettings, load
 
     try:
+        load(BatchSettings)  # its own process reads them
         web = load(WebSettings, {"host": host, "port": port, "redis_url": redis_url})
         given = {"model_path": model, "n_parallel": slots, "redis_url": web.redis_url}
         worker = _worker(given)

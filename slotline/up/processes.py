@@ -1,4 +1,4 @@
-"""Web and worker as child processes, each in a session of its own."""
+"""Web, batches and worker as child processes, each in a session of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTLED_S = 60.0
 
 
 class Child:
-    """One side of Slotline. The callbacks come from threads of its own.
+    """One process of Slotline. The callbacks come from threads of its own.
 
     It runs in its own session, so that Ctrl-C in the terminal reaches `up` alone, which stops things in order.
 

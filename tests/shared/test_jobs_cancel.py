@@ -18,7 +18,7 @@ from shared.errors import JobAlreadyEnded, JobNotEnded, JobNotFound
 from shared.jobs import JobStore
 from shared.names import JOB_FUNCTION
 from shared.schemas import JobObject, JobRequest
-from shared.stream import Event
+from shared.stream import Append, Event, EventId, dumps
 from tests.shared.world import MODEL, NORMAL, World, end_of
 
 # --- where it waits ---
@@ -485,3 +485,65 @@ def test_readers_are_told_of_an_erase(world: World) -> None:
         names.append(Event.from_message(message["data"]).name)
     pubsub.close()
     assert names == ["done", "removed"]
+
+
+# --- word of the end ---
+
+
+def test_whoever_asked_is_told_when_a_waiting_job_is_cancelled(world: World) -> None:
+    job_id = world.store.submit(JobRequest(prompt="hello"), MODEL, notify="feed").job_id
+    world.store.cancel(job_id)
+    world.store.cancel(job_id)
+    assert world.client.lrange("feed", 0, -1) == [job_id.encode()]
+
+
+def test_the_cancel_of_a_running_job_is_told_when_it_ends(world: World) -> None:
+    job_id = world.store.submit(JobRequest(prompt="hello"), MODEL, notify="feed").job_id
+    (pulled,) = world.pull()
+    world.store.cancel(job_id)
+    assert not world.client.exists("feed")
+    assert world.end(pulled, "cancelled") == "ok"
+    assert world.client.lrange("feed", 0, -1) == [job_id.encode()]
+
+
+def test_a_job_that_waits_again_is_cancelled_with_all_it_has_said(world: World) -> None:
+    pulled = world.take()
+    data = {"index": 0, "text": "Hi", "token": 7, "reasoning_content": "why"}
+    at = str(EventId.of_token(0))
+    world.store.stream.append([Append(pulled.record.id, pulled.execution, at, "token", dumps(data))])
+    world.store.hand_back("w1", MODEL, [(pulled.record.id, pulled.execution)])
+    view = world.store.cancel(pulled.record.id)
+    assert (view["status"], view["text"], view["reasoning_content"]) == ("cancelled", "Hi", "why")
+
+
+# --- many at once ---
+
+
+def test_many_jobs_are_cancelled_whatever_their_state_and_the_rest_is_passed_over(world: World) -> None:
+    ended, running = world.take(), world.take()
+    world.end(ended)
+    waiting = [make(world) for make in (queued, scheduled, deferred)]
+    world.store.cancel_many([ended.record.id, "nobody", running.record.id, *waiting, waiting[0]])
+    assert world.store.fetch(ended.record.id).status == "completed"
+    assert world.store.fetch(running.record.id).cancelling
+    assert [world.store.view(i)["status"] for i in waiting] == ["cancelled"] * 3
+    assert [world.events(i) for i in waiting] == [["done"]] * 3
+
+
+def test_jobs_that_waited_for_one_of_many_cancelled_ones_end_with_it(world: World) -> None:
+    first = world.submit()
+    second = world.submit(depends_on=first)
+    third = world.submit(depends_on=second)
+    world.store.cancel_many([world.submit(), first])
+    errors = [world.store.view(i)["error"] for i in (second, third)]
+    assert [e["code"] for e in errors] == ["dependency_failed"] * 2
+    assert repr(first) in errors[0]["message"] and repr(second) in errors[1]["message"]
+
+
+def test_many_waiting_jobs_are_cancelled_in_a_few_round_trips(world: World, sent: list[Any]) -> None:
+    ids = [world.submit() for _ in range(50)]
+    world.store.cancel_many([world.submit()])  # the script is there
+    sent.clear()
+    world.store.cancel_many(ids)
+    assert len(sent) <= 6
+    assert world.waiting() == []

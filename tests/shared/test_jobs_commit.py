@@ -7,6 +7,7 @@ from redis.exceptions import ResponseError
 from rq.job import JobStatus
 
 from shared.names import JOB_FUNCTION
+from shared.schemas import JobRequest
 from tests.shared.world import MODEL, World, end_of, token
 
 
@@ -235,3 +236,46 @@ def test_a_job_of_plain_rq_ends_the_same_way(world: World) -> None:
     (pulled,) = world.pull()
     assert world.end(pulled) == "ok"
     assert world.events(job.id) == ["done"]
+
+
+# --- word of the end ---
+
+
+def submit_with(world: World, **options: str) -> str:
+    return world.store.submit(JobRequest(prompt="hello"), MODEL, **options).job_id  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
+def test_whoever_asked_is_told_of_an_end_once(status: str, world: World) -> None:
+    job_id = submit_with(world, notify="feed")
+    (pulled,) = world.pull()
+    assert world.end(pulled, status) == "ok"
+    assert world.end(pulled, status) == "ended"
+    assert world.client.lrange("feed", 0, -1) == [job_id.encode()]
+
+
+def test_nobody_is_told_of_an_end_that_is_not_committed(world: World) -> None:
+    submit_with(world, notify="feed")
+    (pulled,) = world.pull()
+    lose(world)
+    assert world.end(pulled) == "lost"
+    assert not world.client.exists("feed")
+
+
+def test_a_job_without_a_feed_tells_nobody(world: World) -> None:
+    before = world.keys()
+    pulled = world.take()
+    world.end(pulled)
+    assert {key for key in world.keys() - before if "feed" in key} == set()
+    assert world.client.hget(f"rq:job:{pulled.record.id}", "sl_notify") is None
+
+
+def test_parent_and_web_process_stay_with_a_job(world: World) -> None:
+    job_id = submit_with(world, parent="call-1", bound="web-7")
+    record = world.store.fetch(job_id)
+    assert (record.parent, record.bound) == ("call-1", "web-7")
+    (pulled,) = world.pull()
+    assert (pulled.record.parent, pulled.record.bound) == ("call-1", "web-7")
+    assert world.store.view(job_id)["parent"] == "call-1"
+    alone = world.store.fetch(world.submit())
+    assert (alone.parent, alone.bound) == (None, None)

@@ -15,11 +15,12 @@ from rq.registry import DeferredJobRegistry, ScheduledJobRegistry
 from rq.scheduler import RQScheduler
 
 from shared.errors import IdConflict, InvalidRequest, QueueFull, SlotlineError
-from shared.jobs import Submitted, request_of
+from shared.jobs import request_of
 from shared.names import JOB_FUNCTION, SERIALIZER, queue_name
 from shared.registry import ModelCard, Registry
 from shared.schemas import JobRequest
 from shared.stream import EventId
+from shared.submission import Submitted
 from tests.shared.world import MODEL, NORMAL, QUEUES, World
 
 T = TypeVar("T")
@@ -423,3 +424,43 @@ def test_redis_forgetting_the_scripts_changes_nothing(world: World) -> None:
     last = store.stream.last(job_id)
     assert last is not None
     assert last.id == EventId.of_token(0)
+
+
+# --- many at once ---
+
+
+def test_many_jobs_are_queued_in_order_as_children_of_one_call(world: World) -> None:
+    requests = [JobRequest(prompt=str(n), id=f"call-{n}") for n in range(5)]
+    answers = world.store.submit_many(requests, MODEL, parent="call", bound="web")
+    assert answers == [Submitted(f"call-{n}", created=True) for n in range(5)]
+    assert world.waiting() == [f"call-{n}" for n in range(5)]
+    assert {(r.parent, r.bound) for r in world.store.fetch_many(world.waiting()) if r} == {("call", "web")}
+
+
+def test_many_jobs_are_stored_as_one_alone_is(world: World) -> None:
+    alone = world.store.submit(JobRequest(prompt="a", id="alone"), MODEL).job_id
+    world.store.submit_many([JobRequest(prompt="a", id="among")], MODEL)
+    times = {b"created_at", b"enqueued_at"}
+    stored = [
+        {k: v for k, v in world.client.hgetall(f"rq:job:{i}").items() if k not in times} for i in (alone, "among")
+    ]
+    assert stored[0] == stored[1]
+
+
+def test_of_many_jobs_those_that_fit_are_queued_and_the_refusal_is_raised(world: World) -> None:
+    world.client.hset("slotline:model:m", "max_queue", 2)
+    with pytest.raises(QueueFull, match="2 jobs"):
+        world.store.submit_many([JobRequest(prompt="a", id=f"j{n}") for n in range(4)], MODEL)
+    assert world.waiting() == ["j0", "j1"]
+
+
+def test_no_jobs_at_all_are_no_error(world: World) -> None:
+    assert world.store.submit_many([], MODEL) == []
+
+
+def test_many_jobs_are_queued_in_a_round_trip_or_two(world: World, sent: list[Any]) -> None:
+    world.submit()  # the script is there
+    sent.clear()
+    world.store.submit_many([JobRequest(prompt="a") for _ in range(50)], MODEL)
+    assert len(sent) <= 2
+    assert len(world.waiting()) == 51

@@ -9,6 +9,7 @@ import pytest
 from rq.job import JobStatus
 
 from shared.errors import JobNotFound
+from shared.reading import answer_so_far
 from shared.schemas import JobObject
 from tests.shared.world import World
 
@@ -130,3 +131,32 @@ def test_a_list_goes_on_when_the_job_it_stands_at_is_erased(world: World) -> Non
     rest = [record.id for record in reading]
     assert rest == ids[100:]
     assert seen == ids[:100]
+
+
+def test_the_answer_so_far_joins_what_its_events_add() -> None:
+    def call(index: int, arguments: str, **head: str) -> dict[str, Any]:
+        name = {"name": head.pop("name")} if "name" in head else {}
+        return {"index": index, **head, "function": {**name, "arguments": arguments}}
+
+    logprob = {"token": "H", "logprob": -0.5, "bytes": [72], "top_logprobs": []}
+    events = [
+        {"index": 0, "text": "", "token": 1, "reasoning_content": "why "},
+        {"index": 1, "text": "", "token": 2, "reasoning_content": "not"},
+        {"index": 2, "text": "Hi", "token": 3, "logprobs": logprob},
+        {"index": 3, "text": "", "token": 4, "tool_calls": [call(0, "{", id="a", name="f")]},
+        {"index": 4, "text": "", "token": 5, "tool_calls": [call(0, "}"), call(1, "{}", id="b", name="g")]},
+    ]
+    assert answer_so_far(events) == {
+        "text": "Hi",
+        "reasoning_content": "why not",
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+            {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+        ],
+        "logprobs": [logprob],
+    }
+
+
+def test_an_answer_of_text_alone_claims_nothing_else() -> None:
+    answer = answer_so_far([{"index": 0, "text": "Hi", "token": 3}])
+    assert answer == {"text": "Hi", "reasoning_content": None, "tool_calls": None, "logprobs": None}

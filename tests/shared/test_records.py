@@ -175,6 +175,10 @@ def test_the_final_job_object_validates_with_everything_in_it(status: Any, world
         ),
         seed=2**63 - 1,
         error=error,
+        reasoning_content="r",
+        tool_calls=[{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        logprobs=[{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}],
+        embedding="AACAPw==",
     )
     JobObject.model_validate({**final, "text": "a"})
     assert (final["status"], final["ended_at"], final["expires_at"]) == (status, 1000.0, 1060.0)
@@ -182,6 +186,8 @@ def test_the_final_job_object_validates_with_everything_in_it(status: Any, world
     assert final["detail"] == {"completed": "finished", "failed": "failed", "cancelled": "canceled"}[status]
     assert final["metadata"] == {"a": [1]}
     assert final["priority"] == "batch"
+    assert (final["reasoning_content"], final["embedding"], final["logprobs"][0]["bytes"]) == ("r", "AACAPw==", [97])
+    assert final["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
     assert json.loads(json.dumps(final)) == final
 
 
@@ -218,6 +224,15 @@ def parse(**fields: str) -> JobRecord:
 def test_status_and_detail_follow_our_flags(fields: dict[str, str], status: str, detail: str, is_over: bool) -> None:
     record = parse(**fields)
     assert (record.status, record.detail, record.is_over) == (status, detail, is_over)
+
+
+def test_the_call_a_job_belongs_to_shows_and_who_it_is_bound_to_does_not() -> None:
+    record = parse(status="queued", sl_parent="call-1", sl_bound="web-1")
+    assert (record.parent, record.bound) == ("call-1", "web-1")
+    shown = job_object(record)
+    assert shown["parent"] == "call-1"
+    assert "bound" not in shown
+    assert job_object(parse(status="queued"))["parent"] is None
 
 
 @pytest.mark.parametrize("meta", ["", "x", "[1]", "5", "null", "\x80\x04K\x01."])

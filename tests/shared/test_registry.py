@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields, replace
+from typing import Any
 
 import pytest
 import redis
@@ -99,7 +100,7 @@ def test_a_model_is_found_by_name_and_by_alias_live_or_not(registry: Registry) -
     assert registry.resolve("b") == registry.resolve("second") == card("b", alias="second")
 
 
-@pytest.mark.parametrize("name", ["x", "A", "a ", "first ", "a,b"])
+@pytest.mark.parametrize("name", ["x", "A", "a ", "first ", "a,b", ""])
 def test_an_unknown_model_is_refused_with_the_names_there_are(name: str, registry: Registry) -> None:
     registry.register_model(card("a", alias="first"))
     registry.register_model(card("b"))
@@ -114,7 +115,23 @@ def test_an_unknown_model_is_refused_where_there_are_none(registry: Registry) ->
         registry.resolve("x")
 
 
+def test_a_very_long_name_is_cut_in_the_error(registry: Registry) -> None:
+    with pytest.raises(UnknownModel) as caught:
+        registry.resolve("x" * 100_000)
+    assert len(str(caught.value)) < 300
+
+
 # --- workers ---
+
+
+def test_models_and_workers_are_read_in_one_round_trip(registry: Registry, live: list[str], sent: list[Any]) -> None:
+    registry.register_model(card("b"))
+    registry.known()  # the script is there
+    sent.clear()
+    known = registry.known()
+    assert ([c.name for c in known.models], [w.worker for w in known.workers]) == (["b"], live)
+    assert known.is_live("b") and not known.is_live("a")
+    assert len(sent) == 1
 
 
 def test_live_workers_are_listed_by_name_with_their_figures(registry: Registry, live: list[str]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from shared.schemas import GenerationRequest, JobRequest, TokenEvent
+from shared.schemas import GenerationRequest, JobRequest, Message, TokenEvent
 
 FULL: dict[str, Any] = {
     "prompt": "Once",
@@ -38,6 +38,33 @@ FULL: dict[str, Any] = {
     "retries": 2,
     "result_ttl_s": 60,
     "metadata": {"user": ["é", {"n": None}]},
+    "embed": True,
+}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": ["string", "null"], "default": None}}},
+        "strict": True,
+    },
+}
+CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": null}'}}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"const": None}}}
+CHAT: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+        {"role": "user", "content": "Hi", "name": "ann"},
+        {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": ""},
+    ],
+    "fill_context": True,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": False}},
+    "tools": [TOOL],
+    "tool_choice": {"type": "function", "function": {"name": "look_up"}},
+    "parallel_tool_calls": False,
+    "chat_template_kwargs": {"enable_thinking": False, "date": None},
+    "logprobs": 0,
 }
 
 
@@ -76,6 +103,28 @@ BAD = {
     ],
     "grammar": [*NO_TEXT, ""],
     "grammar_root": [*NO_TEXT, "", "r" * 257],
+    "fill_context": ["true", 1, None],
+    "response_format": [
+        5, "json_object", [], {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_object", "strict": True},
+        {"type": "text", "schema": {}}, {"type": "json_schema", "json_schema": {}},
+        {"type": "json_schema", "json_schema": {"schema": "{}"}},
+        {"type": "json_schema", "json_schema": {"schema": []}},
+        {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}},
+        {"type": "json_schema", "json_schema": {"schema": {}, "name": "n" * 65}},
+    ],
+    "tools": [
+        5, [], {}, ["look_up"], [{}], [{"type": "function"}], [{"type": "custom", "custom": {"name": "x"}}],
+        [{"type": "function", "function": {"name": ""}}], [{"type": "function", "function": {"name": "n" * 65}}],
+        [{"type": "function", "function": {"name": "a b"}}],
+        [{"type": "function", "function": {"name": "a", "parameters": []}}], [TOOL] * 2, [TOOL] * 129, [TOOL],
+    ],
+    "tool_choice": [
+        5, "", "any", "auto", "required", {}, {"type": "function"}, {"type": "allowed_tools", "allowed_tools": {}},
+    ],
+    "parallel_tool_calls": ["true", 1, True],
+    "chat_template_kwargs": [5, "x", [], {}, {str(i): i for i in range(33)}],
+    "logprobs": [*NO_WHOLE, -1, 21],
+    "embed": ["true", 1, None],
     "ignore_eos": ["true", 1, None],
     "cache_prompt": ["true", 1],
     "stop": ["", 5, {}, [""], ["a", ""], ["a", 5], ["a", None], "s" * 513, ["a"] * 65],
@@ -107,13 +156,99 @@ BAD_MESSAGES: list[Any] = [
     [], {}, "x", ["x"], [{}], [{"role": "user"}], [{"content": "x"}], [{"role": "user", "content": ""}],
     [{"role": "", "content": "x"}], [{"role": "user", "content": None}], [{"role": "user", "content": ["x"]}],
     [{"role": 1, "content": "x"}], [{"role": "r" * 65, "content": "x"}],
-    [{"role": "user", "content": "x", "name": "y"}], [{"role": "user", "content": "x"}, {}],
+    [{"role": "user", "content": "x"}, {}], [{"role": "user", "content": []}],
+    [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+    [{"role": "user", "content": [{"type": "text", "text": ""}]}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+    [{"role": "assistant", "tool_calls": []}], [{"role": "assistant", "tool_calls": [{"id": "c"}]}],
+    [{"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}],
+    [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": {}}}]}],
+    [{"role": "assistant", "content": "x", "audio": {"id": "a"}}],
+    [{"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": ""}}],
+    [{"role": "user", "content": "x", "name": 5}], [{"role": "user", "content": "x", "tool_call_id": 5}],
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("messages", BAD_MESSAGES, ids=repr)
 def test_bad_messages_are_refused_by_name(messages: Any) -> None:
     assert blamed({"messages": messages}) == "messages"
+
+
+def test_a_message_may_say_its_text_in_parts() -> None:
+    (system, user, *_) = parse(CHAT).messages or []
+    assert (system.text, user.text) == ("Be brief.", "Hi")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "tool", "tool_call_id": "c1"},
+        {"role": "tool", "tool_call_id": "c1", "content": ""},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "assistant", "tool_calls": [CALL], "content": ""},
+    ],
+)
+def test_a_tool_and_who_calls_one_may_have_nothing_to_say(message: dict[str, Any]) -> None:
+    assert Message.model_validate(message).text == ""
+
+
+def test_keys_of_a_message_that_are_not_used_are_passed_over() -> None:
+    given = {
+        "role": "assistant",
+        "content": "x",
+        "refusal": None,
+        "audio": None,
+        "annotations": [],
+        "from": "the future",
+    }
+    assert Message.model_validate(given).model_dump(exclude_none=True) == {"role": "assistant", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_object", "schema": {"type": "array"}}, {"type": "array"}),
+        ({"type": "json_schema", "schema": {"type": "array"}}, {"type": "array"}),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}, {"type": "array"}),
+        ({"type": "json_schema", "json_schema": {"schema": True}}, True),
+        ({"type": "json_schema", "json_schema": {"schema": {}}}, {}),
+    ],
+)
+def test_a_response_format_says_which_schema_the_answer_has_to_fulfil(form: Any, schema: Any) -> None:
+    assert parse({"prompt": "x", "response_format": form}).schema_of_answer == schema
+    assert parse({"prompt": "x"}).schema_of_answer is None
+
+
+@pytest.mark.parametrize("field", ["tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"])
+def test_what_belongs_to_a_chat_needs_messages(field: str) -> None:
+    value = "none" if field == "tool_choice" else CHAT[field]
+    assert f"`{field}` needs `messages`" in blamed({"prompt": "x", field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"grammar": "g", "response_format": {"type": "json_object"}}, "give `grammar` or `response_format`, not both"),
+        ({"grammar": "g", "tools": [TOOL]}, "give `grammar` or `tools`, not both"),
+        ({"tool_choice": "required"}, "`tool_choice` needs `tools`"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "`tool_choice` names 'x'"),
+        ({"tools": [TOOL, TOOL]}, "`tools` names one function twice"),
+        ({"embed": True}, "`embed` needs `prompt`"),
+    ],
+)  # fmt: skip
+def test_fields_that_contradict_each_other_are_refused_by_name(fields: dict[str, Any], says: str) -> None:
+    assert says in blamed({"messages": [{"role": "user", "content": "x"}], **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"grammar": "g", "tools": [TOOL], "tool_choice": "none"}, {"grammar": "g", "response_format": {"type": "text"}},
+     {"tools": [TOOL], "tool_choice": "auto"}, {"tool_choice": "none"}],
+)  # fmt: skip
+def test_fields_that_only_seem_to_contradict_each_other_pass(fields: dict[str, Any]) -> None:
+    assert set(fields) <= parse({"messages": [{"role": "user", "content": "x"}], **fields}).model_fields_set
 
 
 @pytest.mark.parametrize("body", [5, "x", None, [], [{"prompt": "x"}]])
@@ -215,12 +350,25 @@ def test_the_workers_spelling_means_the_same(alias: str, field: str) -> None:
 # --- payload ---
 
 
-def test_the_payload_is_a_generation_request_again() -> None:
-    request = parse(FULL)
+@pytest.mark.parametrize("body", [FULL, CHAT], ids=["prompt", "chat"])
+def test_the_payload_is_a_generation_request_again(body: dict[str, Any]) -> None:
+    request = parse(body)
     again = GenerationRequest.model_validate(json.loads(json.dumps(request.payload())))
     shared_fields = set(GenerationRequest.model_fields)
     assert again.model_dump() == request.model_dump(include=shared_fields)
-    assert set(request.payload()) == set(FULL) & shared_fields
+    assert set(request.payload()) == set(body) & shared_fields
+
+
+def test_nulls_inside_schemas_and_template_variables_travel_too() -> None:
+    payload = parse(CHAT).payload()
+    assert payload["tools"] == [TOOL]
+    assert payload["chat_template_kwargs"] == CHAT["chat_template_kwargs"]
+    assert payload["response_format"] == CHAT["response_format"]
+    assert payload["messages"][2]["tool_calls"][0]["function"] == CALL["function"]
+
+
+def test_every_field_of_a_generation_is_in_one_of_the_full_bodies() -> None:
+    assert set(GenerationRequest.model_fields) == (set(FULL) | set(CHAT)) & set(GenerationRequest.model_fields)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
@@ -279,6 +427,7 @@ CHANGED = {
     "grammar": 'root ::= "b"', "grammar_root": "other", "ignore_eos": False, "cache_prompt": True,
     "stop": ["\n", "a"], "stream": False, "timeout_s": 2.5, "queue_timeout_s": 4, "priority": "normal",
     "run_at": "2030-01-01T00:00:01+02:00", "retries": 3, "result_ttl_s": 61, "metadata": {"user": ["é", {"n": 0}]},
+    "embed": False,
 }  # fmt: skip
 
 
@@ -286,7 +435,34 @@ CHANGED = {
 def test_another_value_of_any_field_is_another_fingerprint(field: str) -> None:
     without = {k: v for k, v in FULL.items() if k != field} | ({"prompt": "y"} if field == "prompt" else {})
     prints = {parse(body).fingerprint() for body in (FULL, {**FULL, field: CHANGED[field]}, without)}
-    assert len(prints) == (2 if field in ("ignore_eos", "stream", "priority") else 3)  # where CHANGED is the default
+    assert len(prints) == (
+        2 if field in ("ignore_eos", "stream", "priority", "embed") else 3
+    )  # where CHANGED is the default
+
+
+@pytest.mark.parametrize("field", sorted(set(CHAT) - {"messages", "tools"}))
+def test_a_chat_without_one_of_its_fields_has_another_fingerprint(field: str) -> None:
+    without = {key: value for key, value in CHAT.items() if key != field}
+    assert parse(without).fingerprint() != parse(CHAT).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("messages", 1, "content"), "Ho"),
+        (("messages", 2, "reasoning_content"), "Ha."),
+        (("tools", 0, "function", "description"), "Says what a word means."),
+        (("response_format", "json_schema", "schema"), {"type": "array"}),
+        (("chat_template_kwargs", "date"), 0),
+    ],
+)
+def test_a_change_deep_inside_is_another_fingerprint(path: tuple[Any, ...], value: Any) -> None:
+    changed = json.loads(json.dumps(CHAT))
+    place = changed
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    assert parse(changed).fingerprint() != parse(CHAT).fingerprint()
 
 
 def test_the_fingerprint_is_the_bodys_not_the_ids() -> None:
@@ -330,3 +506,16 @@ def test_a_token_event_says_index_text_and_token_and_nothing_else() -> None:
         TokenEvent.model_validate({"index": 0, "text": "", "token": None, "logprob": 1.0})
     with pytest.raises(ValidationError):
         TokenEvent.model_validate({"index": 0, "text": ""})
+
+
+def test_a_token_event_may_carry_reasoning_tool_calls_and_log_probabilities() -> None:
+    likely = {"token": "a", "logprob": -0.5, "bytes": [97]}
+    event = {
+        "index": 3,
+        "text": "",
+        "token": 5,
+        "reasoning_content": "Hm",
+        "tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}],
+        "logprobs": likely | {"top_logprobs": [likely]},
+    }
+    assert TokenEvent.model_validate(event).model_dump() == event

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from shared.names import MODEL_NAME
-from shared.settings import PREFIX, Settings, SettingsError, WebSettings, WorkerSettings, load
+from shared.settings import PREFIX, BatchSettings, Settings, SettingsError, WebSettings, WorkerSettings, load
 
 NUMBER = ["x", "", "1e999", "nan", "-inf"]
 FRACTION = [*NUMBER, "-0.1"]
@@ -34,6 +34,7 @@ BAD: dict[type[Settings], dict[str, list[Any]]] = {
         "timeout_s": [*FRACTION, "0"],
         "max_tokens": [*WHOLE, "0", "-1"],
         "max_tokens_cap": [*WHOLE, "-1"],
+        "file_ttl_s": [*WHOLE, "0", "-1"],
         "log_level": ["", "LOUD", "debug"],
     },
     WebSettings: {
@@ -45,6 +46,17 @@ BAD: dict[type[Settings], dict[str, list[Any]]] = {
         "max_wait_s": [*FRACTION, "0"],
         "ask_timeout_s": [*FRACTION, "0"],
         "idempotency_ttl_s": [*WHOLE, "0", "-1"],
+        "bound_lease_s": [*FRACTION, "0"],
+        "max_file_bytes": [*WHOLE, "0", "-1"],
+    },
+    BatchSettings: {
+        "batch_max_lines": [*WHOLE, "0", "-1"],
+        "batch_max_line_bytes": [*WHOLE, "0", "-1"],
+        "batch_part_lines": [*WHOLE, "0", "-1", "1001"],
+        "batch_part_s": ["x", "nan", "0", "-1", "5.1"],
+        "batch_window": [*WHOLE, "-1"],
+        "batch_lease_s": [*FRACTION, "0"],
+        "batches_at_once": [*WHOLE, "0", "257"],
     },
     WorkerSettings: {
         "name": ["a b", "a:b", "/a", "é", "a" * 129, "default"],
@@ -66,6 +78,7 @@ BAD: dict[type[Settings], dict[str, list[Any]]] = {
         "cache_type_k": ["", "q3"],
         "cache_type_v": ["", "q3"],
         "flash_attn": ["", "yes"],
+        "pooling": ["", "max", "Mean"],
         "temp": [*FRACTION, "10.1"],
         "top_k": [*WHOLE, "-1"],
         "top_p": [*FRACTION, "0", "1.1"],
@@ -81,7 +94,7 @@ BAD: dict[type[Settings], dict[str, list[Any]]] = {
     },
 }
 #: Any text will do here; whether there is such a file or class is found out when it is used.
-ANY_TEXT = {"host", "model_path", "chat_template", "batch_strategy", "grammar"}
+ANY_TEXT = {"host", "files_url", "model_path", "chat_template", "batch_strategy", "grammar"}
 CASES = [(cls, field, value) for cls, fields in BAD.items() for field, values in fields.items() for value in values]
 
 

@@ -26,11 +26,14 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 20
     server: ScriptedServer
+    body: Any
 
     def _answer(self) -> None:
         size = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(size)
-        self.server.asked.append(Asked(self.command, self.path, dict(self.headers), json.loads(body) if body else None))
+        raw = self.rfile.read(size)
+        is_json = self.headers.get("Content-Type", "").startswith("application/json")
+        self.body = json.loads(raw) if raw and is_json else raw or None
+        self.server.asked.append(Asked(self.command, self.path, dict(self.headers), self.body))
         self.server.reply_for(self.command, self.path)(self)
 
     do_GET = do_POST = do_DELETE = _answer

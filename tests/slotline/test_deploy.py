@@ -25,10 +25,14 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 def test_the_procfile_starts_one_side_each_with_our_commands() -> None:
     processes = parse_procfile((ROOT / "Procfile").read_text()).processes
-    assert processes == {"web": "slotline web", "worker": "slotline worker --cache-prompt"}
+    assert processes == {
+        "web": "slotline web",
+        "batches": "slotline batches",
+        "worker": "slotline worker --cache-prompt",
+    }
 
 
-@pytest.mark.parametrize("name", ["web", "worker"])
+@pytest.mark.parametrize("name", ["web", "batches", "worker"])
 def test_the_services_run_our_commands_from_our_targets(name: str) -> None:
     service = COMPOSE["services"][name]
     assert service["command"][0] == name
@@ -38,7 +42,7 @@ def test_the_services_run_our_commands_from_our_targets(name: str) -> None:
     assert set(service["environment"]) <= known
 
 
-@pytest.mark.parametrize("name", ["redis", "web", "worker"])
+@pytest.mark.parametrize("name", ["redis", "web", "batches", "worker"])
 def test_every_service_comes_back_is_watched_and_gets_more_time_than_we_take(name: str) -> None:
     service = COMPOSE["services"][name]
     assert service["restart"] == "unless-stopped"
@@ -57,8 +61,19 @@ def test_the_worker_has_a_gpu_and_its_model_and_redis_keeps_its_data() -> None:
     assert redis["command"][redis["command"].index("--appendonly") + 1] == "yes"
 
 
-def test_the_health_check_of_the_worker_is_a_flag_we_have() -> None:
-    command = COMPOSE["services"]["worker"]["healthcheck"]["test"][2:]
+def test_web_and_batches_share_a_folder_for_files_that_is_theirs_to_write() -> None:
+    services = COMPOSE["services"]
+    for name in ("web", "batches"):
+        url = services[name]["environment"]["SLOTLINE_FILES_URL"]
+        assert services[name]["volumes"] == [f"files:{url}"]
+        assert f"mkdir -p {url} && chown slotline {url}\n" in DOCKERFILE
+    assert "files" in COMPOSE["volumes"]
+
+
+@pytest.mark.parametrize("name", ["worker", "batches"])
+def test_the_health_check_is_a_flag_we_have(name: str) -> None:
+    command = COMPOSE["services"][name]["healthcheck"]["test"][2:]
+    assert command[-1] == "--check"
     assert CliRunner().invoke(cli, [*command, "--help"]).exit_code == 0
 
 
@@ -70,9 +85,9 @@ def test_an_image_runs_our_command_and_not_as_root(stage: str) -> None:
     assert f'CMD ["{stage}"]' in text
 
 
-def test_the_web_image_has_no_llama() -> None:
+def test_the_web_image_has_no_llama_and_can_use_a_bucket() -> None:
     web = DOCKERFILE.partition(" AS web\n")[2].partition("\nFROM ")[0]
-    assert ".[web]" in web
+    assert ".[web,s3]" in web
     assert "llama" not in web
 
 

@@ -89,11 +89,19 @@ def test_importing_the_package_brings_no_http_client(project: Path) -> None:
 COMMAND = "\nimport sys\nsys.argv[0] = 'slotline'\nfrom slotline.__main__ import main\nmain()"
 
 
-@pytest.mark.parametrize("command", ["submit", "status", "list", "cancel", "models", "stats", "version"])
+@pytest.mark.parametrize("command", ["submit", "status", "list", "cancel", "models", "stats", "batch", "version"])
 def test_a_client_command_needs_no_extra(project: Path, command: str) -> None:
     ran = python(project, "-c", without_extras() + COMMAND, command, "--help")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.startswith(f"Usage: slotline {command}")
+
+
+def test_a_batch_run_on_a_server_needs_no_extra(project: Path) -> None:
+    (project / "in.jsonl").write_text('{"prompt": "a"}\n')
+    args = ["batch", "run", "in.jsonl", "-o", "out.jsonl", "--url", "http://127.0.0.1:9"]
+    ran = python(project, "-c", without_extras() + COMMAND, *args)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "slotline: no server answers at http://127.0.0.1:9\n"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def plan(**given) -> Plan:
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOST", "PORT", "REDIS_URL", "MODEL_PATH", "N_PARALLEL", "CACHE_PROMPT"):
+    for name in ("HOST", "PORT", "REDIS_URL", "MODEL_PATH", "N_PARALLEL", "CACHE_PROMPT", "FILES_URL"):
         monkeypatch.delenv(f"SLOTLINE_{name}", raising=False)
 
 
@@ -81,6 +81,22 @@ def test_the_children_are_told_by_variables() -> None:
     assert env["SLOTLINE_MODEL_PATH"] == "m.gguf"
     assert env["SLOTLINE_REDIS_URL"] == "redis://127.0.0.1:5/0"
     assert env["SLOTLINE_N_PARALLEL"] == "2"
+
+
+def test_files_are_in_the_data_directory_unless_they_are_elsewhere(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert plan().environment(1, "m", "redis://x")["SLOTLINE_FILES_URL"] == str(own_home / "files")
+    assert plan().own_files == own_home / "files"
+    monkeypatch.setenv("SLOTLINE_FILES_URL", "s3://bucket/here")
+    assert plan().environment(1, "m", "redis://x")["SLOTLINE_FILES_URL"] == "s3://bucket/here"
+    assert plan().own_files is None
+
+
+def test_a_bad_setting_of_the_batches_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOTLINE_BATCH_WINDOW", "wide")
+    with pytest.raises(BadSetup, match="SLOTLINE_BATCH_WINDOW='wide': "):
+        plan()
 
 
 @pytest.mark.parametrize(

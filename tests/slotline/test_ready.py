@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +42,13 @@ def test_the_commands_can_be_pasted(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert lines[2] == "curl -sN http://127.0.0.1:8000/v1/jobs/$JOB/events"
     program = "/opt/x/bin/slotline" if name == "slotline" else f"{sys.executable} -m slotline"
     assert lines[3].startswith(f"{program} submit --stream ")
+
+
+def test_the_batch_command_runs_on_the_file_that_comes_with_us() -> None:
+    line = next(line for line in commands("http://127.0.0.1:8000").splitlines() if " batch run " in line)
+    words = shlex.split(line)
+    source = words[words.index("run") + 1]
+    prompts = [json.loads(text) for text in Path(source).read_text().splitlines()]
+    assert len(prompts) > 3
+    assert all(prompt["messages"][0]["content"] for prompt in prompts)
+    assert words[words.index("-o") + 1] == "answers.jsonl"

@@ -122,7 +122,9 @@ def pasted(running: Running) -> subprocess.CompletedProcess[str]:
     lines = [line for line in running.lines if line.startswith("  ")]
     env = os.environ | {"SLOTLINE_DATA_DIR": str(running.directory)}
     script = "set -eu\n" + "\n".join(lines)
-    return subprocess.run(["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["bash", "-c", script], cwd=running.directory, env=env, capture_output=True, text=True, check=False
+    )
 
 
 def nothing_is_left(directory: Path) -> bool:
@@ -147,7 +149,8 @@ def test_the_whole_life_of_it(up, own_home: Path) -> None:
     assert f"already running at {running.state()['url']}: process {running.process.pid} holds" in second.output
 
     assert running.stop() == 0
-    order = [running.output.index(f"\nstopping {what}") for what in ("the web API", "the worker", "Valkey")]
+    stopped = ("the web API", "the batches", "the worker", "Valkey")
+    order = [running.output.index(f"\nstopping {what}") for what in stopped]
     assert order == sorted(order)
     assert nothing_is_left(own_home)
     assert not (own_home / STATE_FILE).exists()
@@ -158,9 +161,13 @@ def test_the_whole_life_of_it(up, own_home: Path) -> None:
         assert api.job(done.id).info()["text"] == "keep me"
     assert again.stop(signal.SIGTERM) == 0
 
+    upload = own_home / "files" / "files" / "old"
+    upload.parent.mkdir(parents=True, exist_ok=True)
+    upload.touch()
     fresh = up(*ECHO, "--fresh")
     with fresh.ready() as api:
         assert api.jobs()["data"] == []
+    assert not upload.exists()
     assert fresh.stop() == 0
 
 
@@ -168,7 +175,10 @@ def test_the_whole_life_of_it(up, own_home: Path) -> None:
 def test_the_printed_commands_can_be_pasted(up) -> None:
     running = up(*ECHO)
     ran = pasted(running)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.returncode == 0
+    assert all(line.startswith("slotline: ") for line in ran.stderr.splitlines())
+    rows = (running.directory / "answers.jsonl").read_text().splitlines()
+    assert rows and all(json.loads(row)["error"] is None for row in rows)
     assert '"object":"job"' in ran.stdout.replace(": ", ":")
     assert "event: token\nid: 0\n" in ran.stdout
     assert "event: done\nid: end\n" in ran.stdout
@@ -185,7 +195,7 @@ def test_one_that_was_killed_is_cleared_up_after_and_its_jobs_go_on(up, own_home
     killed.process.kill()
     killed.process.wait()
     left = {process.pid for process in find_marked(own_home)}
-    assert {before["processes"]["web"]["pid"], before["processes"]["worker"]["pid"]} <= left
+    assert {before["processes"][side]["pid"] for side in ("web", "batches", "worker")} <= left
 
     running_again = up("--model", "fake:count", "--port", "0", "--slots", "1", SLOTLINE_NAME="counter")
     running_again.wait_for("that an earlier `slotline up` left behind")
@@ -218,13 +228,15 @@ def test_a_second_signal_hands_running_jobs_back_at_once(up, own_home: Path) -> 
     assert again.stop() == 0
 
 
-@pytest.mark.parametrize("side", ["web", "worker"])
-def test_a_side_that_dies_is_started_again(up, side: str) -> None:
+@pytest.mark.parametrize(
+    ("side", "word"), [("web", "listening on"), ("batches", "runs batches"), ("worker", "serving fake-echo")]
+)
+def test_a_side_that_dies_is_started_again(up, side: str, word: str) -> None:
     running = up(*ECHO)
     with running.ready() as api:
         psutil.Process(running.state()["processes"][side]["pid"]).kill()
         running.wait_for(f"{side} ended with status -9; it starts again in 1 s")
-        running.wait_for("listening on" if side == "web" else "serving fake-echo", times=2)
+        running.wait_for(word, times=2)
         assert api.generate("still here", temperature=0, timeout=30).text == "still here"
     assert running.stop() == 0
 
@@ -305,6 +317,9 @@ def test_another_side_can_be_added_without_naming_the_redis(up, own_home: Path) 
             while len(api.stats()["workers"]) < 2:
                 assert time.monotonic() < deadline
             check = [sys.executable, "-m", "slotline", "worker", "--model", "fake:echo", "--check"]
+            well = subprocess.run(check, cwd=ROOT, env={**os.environ, "SLOTLINE_DATA_DIR": str(own_home)}, check=False)
+            assert well.returncode == 0
+            check = [sys.executable, "-m", "slotline", "batches", "--check"]
             well = subprocess.run(check, cwd=ROOT, env={**os.environ, "SLOTLINE_DATA_DIR": str(own_home)}, check=False)
             assert well.returncode == 0
         finally:

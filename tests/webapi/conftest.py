@@ -22,6 +22,7 @@ from shared.records import job_object
 from shared.registry import ModelCard, Registry, WorkerStats
 from shared.settings import Settings, WebSettings, load
 from shared.stream import Append, EventId, dumps
+from tests.processes import eventually
 from webapi import create_app
 from webapi.services import services_of
 
@@ -48,6 +49,7 @@ class ScriptedWorker:
             "has_chat_template": True,
             "max_queue": 0,
             "description": "a model for tests",
+            "capabilities": ("completion", "chat", "json_schema", "grammar"),
         }
         found = ModelCard(name=self.model, **(card | fields))
         self.registry.register_model(found)
@@ -61,15 +63,23 @@ class ScriptedWorker:
 
     def pull(self) -> Pulled:
         """Take the next job of the model's queues, or of `default`."""
+        return self.pull_any()[0]
+
+    def pull_next(self) -> Pulled:
+        """Take the next job as soon as there is one."""
+        return eventually(self.pull_any, "a job is queued")[0]
+
+    def pull_any(self) -> list[Pulled]:
+        """Take the next job if there is one."""
         queues = [queue_name(model, p) for p in PRIORITIES for model in (self.model, "default")]
-        return self.store.pull(self.name, queues, 1)[0]
+        return self.store.pull(self.name, queues, 1)
 
     def started(self, job: Pulled, tokens: int = 0) -> None:
         name = "resumed" if tokens else "started"
         self._append(job, f"{tokens}-*", name, {"prompt_tokens": 3, "tokens": tokens})
 
-    def token(self, job: Pulled, index: int, text: str) -> None:
-        data = {"index": index, "text": text, "token": 7 + index}
+    def token(self, job: Pulled, index: int, text: str, **fields: Any) -> None:
+        data = {"index": index, "text": text, "token": 7 + index} | fields
         self._append(job, str(EventId.of_token(index)), "token", data)
 
     def _append(self, job: Pulled, at: str, name: str, data: dict[str, Any]) -> None:
@@ -79,7 +89,7 @@ class ScriptedWorker:
     def finish(self, job: Pulled, text: str, tokens: int, **fields: Any) -> dict[str, Any]:
         """Commit the job's end and record it as RQ would."""
         given: dict[str, Any] = {"status": "completed", "finish_reason": "length", "ttl_s": 3600, "seed": 5}
-        given |= {"ended_at": time.time(), "text": text} | fields
+        given |= {"ended_at": time.time(), "text": text, "usage": usage_of(tokens)} | fields
         final = job_object(job.record, **given)
         (outcome,) = self.store.commit([End(job.record.id, job.execution, final, tokens, 3600)])
         assert outcome == "ok"
@@ -87,13 +97,46 @@ class ScriptedWorker:
         self.store.client.hset(f"rq:job:{job.record.id}", "status", status)
         return final
 
+    def fail(self, job: Pulled, error: SlotlineError, text: str = "", tokens: int = 0) -> dict[str, Any]:
+        """Commit that the job has failed."""
+        return self.finish(job, text, tokens, status="failed", finish_reason=None, error=error.to_dict())
+
     def run_all(self, texts: list[str]) -> dict[str, Any]:
         """Take a job and generate these texts, a token each."""
-        job = self.pull()
+        return self.run(self.pull(), texts)
+
+    def run(self, job: Pulled, texts: list[str]) -> dict[str, Any]:
+        """Generate these texts for a job, a token each."""
         self.started(job)
         for index, text in enumerate(texts):
             self.token(job, index, text)
         return self.finish(job, "".join(texts), len(texts))
+
+    @contextmanager
+    def live(self) -> Iterator[list[Question]]:
+        """Be live and find every request fine while the block runs; gives the list of questions."""
+        self.report()
+        with self.answering(lambda _: {"prompt_tokens": 3}) as asked:
+            yield asked
+
+    @contextmanager
+    def serving(self, serve: Callable[[Pulled], object]) -> Iterator[list[Question]]:
+        """Be live and serve each job as it comes, on a thread of its own."""
+        stop = threading.Event()
+
+        def work() -> None:
+            while not stop.wait(0.005):
+                for job in self.pull_any():
+                    serve(job)
+
+        thread = threading.Thread(target=work)
+        with self.live() as asked:
+            thread.start()
+            try:
+                yield asked
+            finally:
+                stop.set()
+                thread.join()
 
     @contextmanager
     def answering(self, reply: Callable[[Question], dict[str, Any]]) -> Iterator[list[Question]]:
@@ -117,6 +160,10 @@ class ScriptedWorker:
             stop.set()
             thread.join()
             client.close()
+
+
+def usage_of(tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": 3, "completion_tokens": tokens, "total_tokens": 3 + tokens, "cached_tokens": 0}
 
 
 def _answer_to(question: Question, reply: Callable[[Question], dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from shared.jobs import JobStore
 from tests.webapi.conftest import MODEL, MakeApp, ScriptedWorker
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"type": "function", "function": {"name": "look_up"}}
 
 
 def fine(question: Question) -> dict[str, Any]:
@@ -62,6 +63,39 @@ def test_messages_to_a_model_without_template_name_the_option(http: FlaskClient,
     assert "`chat_template`" in answer.json["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "capabilities", "param"),
+    [
+        ({"prompt": "a", "embed": True}, ("completion", "chat"), "model"),
+        ({"prompt": "a"}, ("embeddings",), "model"),
+        (CHAT | {"tools": [TOOL]}, ("completion", "chat"), "tools"),
+        ({"prompt": "a", "response_format": {"type": "json_object"}}, ("completion",), "response_format"),
+    ],
+    ids=["embedding", "answer", "tools", "schema"],
+)
+def test_what_the_model_cannot_do_is_refused_by_name_without_a_worker(
+    http: FlaskClient,
+    store: JobStore,
+    worker: ScriptedWorker,
+    body: dict[str, Any],
+    capabilities: tuple[str, ...],
+    param: str,
+) -> None:
+    worker.register(capabilities=capabilities)
+    answer = http.post("/v1/jobs", json=body)
+    assert (answer.status_code, answer.json["error"]["code"]) == (400, "unsupported_capability")
+    assert answer.json["error"]["param"] == param
+    assert list(store.newest()) == []
+    worker.register(capabilities=("completion", "chat", "tools", "json_schema", "embeddings"))
+    assert http.post("/v1/jobs", json=body).status_code == 202
+
+
+def test_tools_that_are_not_to_be_used_need_no_model_that_knows_tools(
+    http: FlaskClient, worker: ScriptedWorker
+) -> None:
+    assert http.post("/v1/jobs", json=CHAT | {"tools": [TOOL], "tool_choice": "none"}).status_code == 202
+
+
 def test_max_tokens_above_the_servers_cap_is_refused(make_app: MakeApp) -> None:
     http = make_app(max_tokens_cap=100).test_client()
     answer = http.post("/v1/jobs", json={"prompt": "a", "max_tokens": 101})
@@ -80,8 +114,9 @@ def test_max_tokens_above_the_servers_cap_is_refused(make_app: MakeApp) -> None:
         {"prompt": "a", "max_tokens": 600},
         {"prompt": [1] * 600},
         {"prompt": "ä" * 300},
+        {"prompt": "a", "response_format": {"type": "json_object"}},
     ],
-    ids=["messages", "grammar", "long", "many tokens", "many ids", "many bytes"],
+    ids=["messages", "grammar", "long", "many tokens", "many ids", "many bytes", "schema"],
 )
 def test_what_only_a_worker_knows_is_asked_of_it_first(
     http: FlaskClient, worker: ScriptedWorker, body: dict[str, Any]

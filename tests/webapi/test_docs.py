@@ -23,7 +23,7 @@ def test_every_endpoint_is_described(app: Flask, http: FlaskClient) -> None:
     spec = http.get("/openapi.json").json
     described = {(verb.upper(), path) for path, item in spec["paths"].items() for verb in item}
     routed = {
-        (method, re.sub("<(.+?)>", r"{\1}", rule.rule))
+        (method, re.sub("<(?:.+?:)?(.+?)>", r"{\1}", rule.rule))
         for rule in app.url_map.iter_rules()
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
     }
@@ -51,9 +51,25 @@ def test_bodies_answers_and_events_have_their_schemas(http: FlaskClient) -> None
     assert {p["name"] for p in stream["parameters"]} == {"job_id", "after", "Last-Event-ID"}
 
 
+def test_the_openai_style_endpoints_have_their_schemas(http: FlaskClient) -> None:
+    spec = http.get("/openapi.json").json
+    for path, model in {
+        "/v1/chat/completions": "ChatRequest",
+        "/v1/completions": "CompletionRequest",
+        "/v1/embeddings": "EmbeddingRequest",
+    }.items():
+        operation = spec["paths"][path]["post"]
+        assert operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith(f"/{model}")
+        assert "X-Slotline-Job-Id" in operation["responses"]["200"]["headers"]
+        assert operation["responses"]["503"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorResponse")
+    assert "messages" in spec["components"]["schemas"]["ChatRequest"]["properties"]
+    assert "reasoning_content" in spec["components"]["schemas"]["TokenEvent"]["properties"]
+
+
 def test_the_page_lists_the_endpoints_and_needs_nothing_from_elsewhere(http: FlaskClient) -> None:
     answer = http.get("/docs")
     assert answer.status_code == 200
     assert "/v1/jobs/{job_id}/events" in answer.text
+    assert "/v1/chat/completions" in answer.text
     assert re.findall(r"""(?:src|href)=["'](?!/|#)""", answer.text) == []
     assert "http://" not in answer.text and "https://" not in answer.text

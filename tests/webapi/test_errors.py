@@ -9,13 +9,14 @@ from flask.testing import FlaskClient
 from redis.exceptions import ExecAbortError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from shared.errors import QueueFull, SlotlineError, Unavailable, leaves
+from shared.http_status import STATUS
 from tests.webapi.conftest import MakeApp, ScriptedWorker
 from webapi import errors
 
 
 def test_every_error_of_the_tree_has_exactly_one_status() -> None:
-    assert set(errors.STATUS) == set(leaves())
-    assert all(400 <= status < 600 for status in errors.STATUS.values())
+    assert set(STATUS) == set(leaves())
+    assert all(400 <= status < 600 for status in STATUS.values())
 
 
 @pytest.mark.parametrize("cls", leaves(), ids=lambda c: c.__name__)
@@ -23,7 +24,7 @@ def test_an_error_is_answered_with_its_status_and_its_code(app: Flask, cls: type
     error = cls("what happened")
     with app.test_request_context():
         answer = errors.answer(error)
-    assert answer.status_code == errors.STATUS[cls]
+    assert answer.status_code == STATUS[cls]
     assert answer.get_json() == {"error": error.to_dict()}
     assert set(error.to_dict()) == {"message", "type", "code", "param"}
 

@@ -50,13 +50,19 @@ class Log:
 
 
 class Channel:
-    """Stands for the subscription: gives what the test has put there, then silence."""
+    """Stands for a subscription and its inbox: gives what the test has put there, then is closed."""
+
+    is_shut = False
 
     def __init__(self, items: list[Event | Notice]) -> None:
         self.items = items
+        self.inbox = self
 
     def get(self, timeout_s: float) -> Event | Notice:
         return self.items.pop(0) if self.items else Notice.CLOSED
+
+    def wait(self, timeout_s: float) -> list[Channel]:
+        return [self]
 
 
 @pytest.fixture

@@ -23,9 +23,10 @@ import webapi
 from shared.connection import connect
 from shared.jobs import JobStore
 from shared.names import events_key
-from shared.settings import Settings, load
+from shared.settings import Settings, WebSettings, load
 from tests.webapi.conftest import ScriptedWorker
 from tests.webapi.sse import Frame, events, frames
+from webapi import server
 
 pytestmark = pytest.mark.integration
 
@@ -275,6 +276,16 @@ def test_a_body_above_the_limit_is_413(start_web: StartWeb, chunked: bool) -> No
     content: Any = (body[n : n + 10_000] for n in range(0, len(body), 10_000)) if chunked else body
     answer = web.http.post("/v1/jobs", content=content, headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_connections_are_probed_so_that_a_caller_that_vanished_is_noticed(settings: Settings) -> None:
+    with socket.socket() as listener:
+        server._take_port(listener, load(WebSettings, {"redis_url": settings.redis_url, "port": 0}))
+        listener.listen()
+        with socket.create_connection(listener.getsockname()) as _, listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            for name, value in server.PROBES.items():
+                assert accepted.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
 
 
 def test_the_current_directory_is_not_importable(client: redis.Redis, settings: Settings, tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from worker.backend import SamplingParams
 from worker.batching import load_strategy
 from worker.engine import Engine
 from worker.fake_backend import FakeBackend
+from worker.fake_scripts import EOS, SPOKEN, Script
 from worker.requests import Ended, Event, Request, Token
 
 
@@ -63,3 +65,14 @@ def alone(name: str, prompt: str = "", script: Any = "babble", **options: Any) -
     harness.submit(name, prompt, **options)
     harness.run()
     return harness
+
+
+def saying(text: str) -> Script:
+    """A script that answers every prompt with this text."""
+    data = text.encode()
+
+    def script(tokens: Sequence[int], prompt_len: int) -> int:
+        place = len(tokens) - prompt_len
+        return SPOKEN + data[place] if place < len(data) else EOS
+
+    return script

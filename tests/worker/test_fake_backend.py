@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from shared.errors import BadLogits, GrammarDeadEnd, InvalidGrammar
 from shared.settings import WorkerSettings, load
 from worker.backend import BatchItem, DecodeOutcome, ModelError, SamplingParams
+from worker.constraint import Literal, Many, json_object_constraint, json_schema_constraint, render
 from worker.fake_backend import FakeBackend
 from worker.fake_scripts import EOS, IM_END, N_TOKENS, FakeVocab
 
@@ -174,6 +177,75 @@ def test_grammars_of_one_text() -> None:
         backend.vocab.check_grammar("root ::= [a-z]", "root")
     with pytest.raises(InvalidGrammar):
         backend.vocab.check_grammar('root ::= "yes"', "other")
+
+
+ORDER = {
+    "type": "object",
+    "properties": {
+        "item": {"enum": ["tea", "cake"]},
+        "count": {"type": "integer", "minimum": 12, "maximum": 40},
+        "note": {"type": "string"},
+        "parts": {
+            "type": "array",
+            "items": {"type": "object", "properties": {"a": {}}, "required": ["a"]},
+            "minItems": 2,
+        },
+    },
+    "required": ["item", "count", "note", "parts"],
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
+def test_a_constrained_answer_is_json_and_ends(temperature: float) -> None:
+    for seed in range(5):
+        params = SamplingParams(constraint=json_schema_constraint(ORDER, "p"), temperature=temperature, seed=seed)
+        value = json.loads(answer(FakeBackend(), "hello", params, most=500))
+        assert value["item"] in ("tea", "cake") and 12 <= value["count"] <= 40 and len(value["parts"]) >= 2
+        assert isinstance(value["note"], str) and all("a" in part for part in value["parts"])
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "number"}, {"type": "array", "minItems": 3}, {"const": {"é": [None]}}])
+def test_a_constraint_is_followed_whatever_it_is(schema: dict[str, Any]) -> None:
+    text = answer(FakeBackend(), "hello", SamplingParams(constraint=json_schema_constraint(schema, "p")), most=200)
+    assert text == text.strip()
+    json.loads(text)
+
+
+def test_the_script_speaks_where_a_constraint_lets_it() -> None:
+    params = SamplingParams(constraint=json_schema_constraint({"type": "string"}, "p"))
+    assert answer(FakeBackend("count"), "hi", params, most=12) == '" 2 3 4 5 6 '
+
+
+def test_a_json_object_is_complete_when_it_closes() -> None:
+    backend = FakeBackend()
+    params = SamplingParams(constraint=json_object_constraint(), ignore_eos=True)
+    assert answer(backend, "hi", params) == "{}"
+    sampler = backend.new_sampler(params)
+    sampler.accept(260 + ord("{"))
+    assert not sampler.is_complete
+    sampler.accept(260 + ord("}"))
+    assert sampler.is_complete
+
+
+def test_an_answer_that_may_go_on_may_also_end() -> None:
+    params = SamplingParams(constraint=render(Many(Literal("ab"))))
+    assert answer(FakeBackend(), "abab", params) == "abab"
+
+
+def test_an_earlier_token_outside_the_constraint_is_a_dead_end() -> None:
+    sampler = FakeBackend().new_sampler(SamplingParams(constraint=json_object_constraint()))
+    for token in (260 + ord("x"), ord("{"), EOS):
+        with pytest.raises(GrammarDeadEnd):
+            sampler.accept(token)
+
+
+def test_a_grammar_of_one_text_is_complete_at_its_end() -> None:
+    sampler = FakeBackend().new_sampler(SamplingParams(grammar='root ::= "yes"'))
+    states = []
+    for letter in b"yes":
+        states.append(sampler.is_complete)
+        sampler.accept(260 + letter)
+    assert [*states, sampler.is_complete] == [False, False, False, True]
 
 
 def test_settings_choose_the_script_and_its_pace() -> None:

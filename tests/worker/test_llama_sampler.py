@@ -8,7 +8,18 @@ import pytest
 
 from shared.errors import BadLogits, GrammarDeadEnd, InvalidGrammar
 from worker.backend import BatchItem, DecodeOutcome, SamplingParams
+from worker.constraint import (
+    Chain,
+    Control,
+    Literal,
+    Until,
+    json_object_constraint,
+    json_schema_constraint,
+    mark,
+    render,
+)
 from worker.llama_backend import LlamaBackend
+from worker.matcher import Matcher
 
 pytestmark = pytest.mark.model
 
@@ -51,6 +62,8 @@ def generate(
             if token in llama.vocab.eog:
                 return answer, "end"
             answer.append(token)
+            if sampler.is_complete:
+                return answer, "complete"
             tokens = [token]
         return answer, "length"
     finally:
@@ -100,7 +113,7 @@ def test_a_completed_grammar_ends_the_answer(llama: LlamaBackend, temperature: f
     params = SamplingParams(grammar='root ::= "Berlin"', temperature=temperature, ignore_eos=ignore_eos)
     tokens, end = generate(llama, params)
     assert text_of(llama, tokens) == "Berlin"
-    assert end == "complete" or (end == "end" and not ignore_eos)
+    assert end == "complete"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -208,6 +221,147 @@ def test_a_grammar_read_in_too_many_ways_fails_in_the_end(llama: LlamaBackend, m
         generate(llama, params, most=30)
 
 
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 20},
+        "kind": {"enum": ["cat", "dog", "é😀"]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 1, "maxItems": 3},
+        "home": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "pattern": "^[A-Z][a-zé]{2,9}$"}, "number": {"type": "integer"}},
+            "required": ["city", "number"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "kind", "tags", "home"],
+    "additionalProperties": False,
+}
+ASK_JSON = "<|im_start|>user\nGive me a JSON object with the keys name and age.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def is_person(value: object) -> bool:
+    match value:
+        case {
+            "name": str(name),
+            "kind": "cat" | "dog" | "é😀",
+            "tags": [*tags],
+            "home": {"city": str(), "number": int()},
+        }:
+            return 1 <= len(name) <= 20 and 1 <= len(tags) <= 3 and all(len(tag) <= 8 for tag in tags)
+    return False
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_json_object_ends_when_it_closes(llama: LlamaBackend, ignore_eos: bool) -> None:
+    params = SamplingParams(constraint=json_object_constraint(), ignore_eos=ignore_eos)
+    tokens, end = generate(llama, params, most=500, prompt=ASK_JSON)
+    text = text_of(llama, tokens)
+    assert end == "complete"
+    assert text == text.strip()
+    assert isinstance(json.loads(text), dict)
+
+
+@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.0, 1), *((2.0, seed) for seed in range(10))])
+def test_a_schema_gives_a_value_of_it(llama: LlamaBackend, temperature: float, seed: int) -> None:
+    params = SamplingParams(
+        constraint=json_schema_constraint(PERSON, "p"),
+        temperature=temperature,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        seed=seed,
+    )
+    # A number before it makes greedy answers differ too.
+    tokens, end = generate(llama, params, most=500, prompt=f"{seed}. {ASK_JSON}")
+    assert end == "complete"
+    assert is_person(json.loads(text_of(llama, tokens)))
+
+
+def test_a_value_that_is_cut_stays_cut(llama: LlamaBackend) -> None:
+    params = SamplingParams(constraint=json_schema_constraint(PERSON, "p"))
+    tokens, end = generate(llama, params, most=6, prompt=ASK_JSON)
+    assert end == "length" and len(tokens) == 6
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(text_of(llama, tokens))
+
+
+@pytest.mark.parametrize("value", ['日本語 e\u0301 é ✓ 👨‍👩‍👧 \n\t"\\', "naïve café", "Ω≈ç√∫"])
+def test_strings_beyond_ascii_survive(llama: LlamaBackend, value: str) -> None:
+    params = SamplingParams(constraint=json_schema_constraint({"const": {"text": value}}, "p"), temperature=2.0, seed=3)
+    tokens, end = generate(llama, params, most=100)
+    assert (json.loads(text_of(llama, tokens)), end) == ({"text": value}, "complete")
+
+
+def test_control_tokens_come_only_where_a_constraint_names_them(llama: LlamaBackend) -> None:
+    start = mark(llama.vocab, "<|im_start|>")
+    assert isinstance(start, Control)
+    bias = ((start.token, 100.0),)
+    text = SamplingParams(constraint=render(Chain((Literal("<|im_start|>"), start))), logit_bias=bias)
+    tokens, end = generate(llama, text)
+    assert (text_of(llama, tokens), tokens.index(start.token), end) == ("<|im_start|>", len(tokens) - 1, "complete")
+    until = SamplingParams(constraint=render(Until(Literal("\n"))), logit_bias=bias, ignore_eos=True)
+    assert start.token not in generate(llama, until, most=30)[0]
+
+
+def test_a_resumed_answer_goes_on_within_its_constraint(llama: LlamaBackend) -> None:
+    params = SamplingParams(constraint=json_schema_constraint(PERSON, "p"), temperature=1.0, seed=4)
+    whole, _ = generate(llama, params, most=200, prompt=ASK_JSON)
+    for split in (1, len(whole) // 2):
+        tokens, end = generate(llama, params, most=500, prompt=ASK_JSON, earlier=tuple(whole[:split]))
+        assert tokens[:split] == whole[:split] and end == "complete"
+        assert is_person(json.loads(text_of(llama, tokens)))
+    with pytest.raises(GrammarDeadEnd):
+        generate(llama, params, earlier=(whole[0], whole[0], 5))
+
+
+def test_the_mask_is_what_the_tests_of_single_tokens_say(llama: LlamaBackend) -> None:
+    matcher = llama.vocab.constraints.matcher(json_schema_constraint(PERSON, "p"))  # type: ignore[attr-defined]
+    for token in [*llama.vocab.tokenize('{"name": "é😀", "kind": "do', parse_special=False)]:
+        matcher.accept(token)
+    mask = matcher.mask()
+    assert mask.shape == (llama.vocab.n_tokens,)
+    assert [token for token in range(llama.vocab.n_tokens) if matcher.allows(token)] == np.flatnonzero(mask).tolist()
+    assert {llama.vocab.piece(token) for token in np.flatnonzero(mask)} == {b"g"}
+
+
+def test_one_token_is_tested_before_the_vocabulary(llama: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[int] = []
+    mask = Matcher.mask
+    monkeypatch.setattr(Matcher, "mask", lambda self: masks.append(1) or mask(self))  # type: ignore[func-returns-value]
+    tokens, _ = generate(llama, SamplingParams(constraint=render(Until(Literal("France")))), most=30)
+    assert text_of(llama, tokens).endswith("France")
+    assert masks == []
+
+
+@pytest.mark.parametrize(
+    ("grammar", "answer", "complete"),
+    [
+        ('root ::= "é"', "é", True),
+        ('root ::= "ab" "c"?', "ab", False),
+        ('root ::= "ab" "c"?', "abc", True),
+        ("root ::= [0-9]+", "12", False),
+        ('root ::= "a" <|im_start|>?', "a", False),
+        ('root ::= "a" "日"?', "a", False),
+        ('root ::= "a" ', "", False),
+    ],
+)
+def test_a_grammar_is_complete_when_nothing_may_follow(
+    llama: LlamaBackend, grammar: str, answer: str, complete: bool
+) -> None:
+    sampler = llama.new_sampler(SamplingParams(grammar=grammar))
+    for token in llama.vocab.tokenize(answer, parse_special=False):
+        sampler.accept(token)
+    assert sampler.is_complete is complete
+    sampler.close()
+
+
+def test_a_free_answer_is_never_complete(llama: LlamaBackend) -> None:
+    sampler = llama.new_sampler(SamplingParams(temperature=1.0))
+    sampler.accept(5)
+    assert sampler.is_complete is False
+
+
 def test_samplers_leave_no_memory_behind(llama: LlamaBackend) -> None:
     def make(count: int, params: SamplingParams) -> int:
         for _ in range(count):
@@ -218,6 +372,8 @@ def test_samplers_leave_no_memory_behind(llama: LlamaBackend) -> None:
 
     grammar = SamplingParams(grammar='root ::= ("a" | "b")*')
     plain = SamplingParams(temperature=0.8, ignore_eos=True)
-    before = make(500, grammar)
+    constrained = SamplingParams(constraint=json_object_constraint())
+    before = make(500, grammar), make(500, constrained)
     make(48_000, plain)
-    assert make(2000, grammar) - before < 4 * 2**20
+    assert make(2000, grammar) - before[1] < 4 * 2**20
+    assert make(2000, constrained) - before[1] < 4 * 2**20

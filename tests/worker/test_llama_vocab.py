@@ -61,6 +61,8 @@ def test_the_ends_are_known(llama: LlamaBackend) -> None:
     assert {"<|im_end|>", "<|endoftext|>"} <= {vocab.token_text(token) for token in vocab.eog}
     assert vocab.n_tokens == 49152
     assert not vocab.adds_bos
+    assert vocab.eos is not None and vocab.token_text(vocab.eos) == "<|im_end|>"
+    assert vocab.closing is None
 
 
 def test_every_token_has_a_piece(llama: LlamaBackend) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 from redis.client import Pipeline as Pipe
@@ -18,14 +21,15 @@ from rq.worker import SimpleWorker
 from shared.errors import DecodeFailed, GrammarDeadEnd, QueueTimeout
 from shared.jobs import JobStore
 from shared.names import SERIALIZER, events_key, held_key, queue_name
-from shared.schemas import JobObject, JobRequest
+from shared.schemas import JobObject, JobRequest, TokenEvent
 from shared.settings import Settings
 from tests.processes import eventually
+from worker.answer import CallDelta, Delta, ToolCall
 from worker.backend import SamplingParams
 from worker.finaliser import Finaliser
 from worker.held import HeldJob, hold
 from worker.publisher import Publisher
-from worker.requests import Ended, HandedBack, Request, Started, Stats, Token
+from worker.requests import Ended, HandedBack, Likely, Logprob, Request, Started, Stats, Token
 
 QUEUE = queue_name("m", "normal")
 STATS = Stats(3, 2, 1, 0.5, 0.1, 0.2, 0.1, 0)
@@ -105,6 +109,91 @@ def test_tokens_and_end_reach_log_channel_and_record(pipeline: Pipeline, client:
     assert request.id in FinishedJobRegistry(QUEUE, client).get_job_ids()
     assert StartedJobRegistry(QUEUE, client).get_job_ids() == []
     assert client.llen(held_key("w")) == 0
+
+
+CALLS = (CallDelta(0, "call_1", "f"), CallDelta(0, arguments='{"a"'), CallDelta(0, arguments=": 1}"))
+LIKELY = Logprob(Likely(b"\xf0", -0.5), (Likely(b"\xf0", -0.5), Likely(b"x", -1.5)))
+
+
+def rich(request: Request) -> list[Token]:
+    return [
+        Token(request, 0, 5, "", Delta(reasoning="why ")),
+        Token(request, 1, 6, "", Delta(reasoning="not")),
+        Token(request, 2, 7, "Hi", Delta("Hi")),
+        Token(request, 3, 8, "", Delta(tool_calls=CALLS[:2])),
+        Token(request, 4, None, "", Delta(tool_calls=CALLS[2:])),
+    ]
+
+
+def test_events_carry_reasoning_and_calls_only_where_there_is_something(pipeline: Pipeline) -> None:
+    request = pipeline.take()
+    calls = (ToolCall("call_1", "f", '{"a": 1}'),)
+    end = ended(request, tokens=5, reasoning="why not", tool_calls=calls, finish_reason="tool_calls")
+    pipeline.say(*rich(request), end, wait=1)
+    *tokens, done = [e.json() for e in pipeline.store.stream.replay(request.id)]
+    for data in tokens:
+        TokenEvent.model_validate(data)
+    assert tokens[0] == {"index": 0, "text": "", "token": 5, "reasoning_content": "why "}
+    assert tokens[2] == {"index": 2, "text": "Hi", "token": 7}
+    assert tokens[3]["tool_calls"] == [
+        {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"a"'}},
+    ]
+    assert tokens[4] == {
+        "index": 4,
+        "text": "",
+        "token": None,
+        "tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}],
+    }
+    JobObject.model_validate(done)
+    assert (done["text"], done["reasoning_content"], done["finish_reason"]) == ("Hi", "why not", "tool_calls")
+    assert done["tool_calls"] == [
+        {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    ]
+
+
+def test_a_running_job_shows_what_its_events_have_come_to(pipeline: Pipeline) -> None:
+    request = pipeline.take()
+    pipeline.say(Started(request, False), *rich(request))
+    eventually(lambda: len(pipeline.store.stream.tokens(request.id)) == 5, "the tokens are written")
+    view = pipeline.store.view(request.id)
+    JobObject.model_validate(view)
+    assert (view["status"], view["text"], view["reasoning_content"]) == ("running", "Hi", "why not")
+    assert view["tool_calls"] == [
+        {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    ]
+    assert view["logprobs"] is None
+
+
+def test_logprobs_are_part_of_events_and_result(pipeline: Pipeline) -> None:
+    request = pipeline.take(logprobs=2)
+    tokens = [Token(request, i, 5, "x", logprob=LIKELY) for i in range(2)]
+    pipeline.say(*tokens, ended(request, logprobs=(LIKELY,) * 2), wait=1)
+    first, _, done = [e.json() for e in pipeline.store.stream.replay(request.id)]
+    TokenEvent.model_validate(first)
+    assert first["logprobs"] == {
+        "token": "\ufffd",
+        "logprob": -0.5,
+        "bytes": [0xF0],
+        "top_logprobs": [
+            {"token": "\ufffd", "logprob": -0.5, "bytes": [0xF0]},
+            {"token": "x", "logprob": -1.5, "bytes": [120]},
+        ],
+    }
+    JobObject.model_validate(done)
+    assert done["logprobs"] == [first["logprobs"]] * 2
+
+
+def test_an_embedding_is_base64_and_has_no_text(pipeline: Pipeline) -> None:
+    request = replace(pipeline.take(embed=True), embed=True)
+    vector = np.array([0.5, -0.25], np.float32)
+    stats = replace(STATS, generated_tokens=0)
+    pipeline.say(Started(request, False), ended(request, tokens=0, text="", stats=stats, embedding=vector), wait=1)
+    view = pipeline.store.view(request.id)
+    JobObject.model_validate(view)
+    assert np.frombuffer(base64.b64decode(view["embedding"]), "<f4").tolist() == [0.5, -0.25]
+    assert (view["text"], view["seed"]) == (None, None)
+    assert (view["usage"]["prompt_tokens"], view["usage"]["total_tokens"]) == (3, 3)
 
 
 def test_many_ends_at_once_are_all_recorded(pipeline: Pipeline, client: redis.Redis) -> None:

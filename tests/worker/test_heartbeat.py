@@ -1,0 +1,204 @@
+"""What a worker does every second, beat by beat on a clock of the test's own, against a real server."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+
+from shared.jobs import JobStore
+from shared.names import doorbell_key, queue_name, web_lease_key
+from shared.schemas import JobRequest
+from shared.settings import WorkerSettings, load
+from worker import heartbeat
+from worker.batching import load_strategy
+from worker.engine import Engine
+from worker.fake_backend import FakeBackend
+from worker.held import HeldJob, hold, orphans
+from worker.intake import Intake
+from worker.preparing import Preparer
+from worker.requests import Ended, Event
+from worker.slot_worker import SlotWorker
+
+QUEUE = queue_name("fake-count", "normal")
+LEASE_S = 5.0
+
+
+class Beating:
+    """A worker whose threads do not run: the test pulls, prepares, ticks and beats."""
+
+    def __init__(self, client: redis.Redis, url: str) -> None:
+        settings = load(WorkerSettings, {"model_path": "fake:count", "redis_url": url, "lease_s": LEASE_S})
+        backend = FakeBackend.from_settings(settings)
+        self.events: list[Event] = []
+        self.client = client
+        self.store = JobStore(client, settings)
+        self.worker = SlotWorker(
+            "w", settings, client, Intake(settings, backend.info, backend.vocab), 8192, os.getppid()
+        )
+        self.engine = self.worker.engine = Engine(backend, load_strategy("decode_maximal"), self.events.extend)
+        self.worker.register_birth()
+        intake, say, abandon = self.worker.intake, self.events.extend, threading.Event()
+        self.preparer = self.worker._preparer = Preparer(intake, self.store, self.engine, say, abandon)
+
+    def submit(self, **options: Any) -> str:
+        return self.store.submit(JobRequest(prompt="x", max_tokens=500), "fake-count", **options).job_id
+
+    def pull(self) -> None:
+        """Pull what is there and turn it into requests, as main and intake thread would."""
+        self.worker._pull(4)
+        self.preparer.put(None)  # type: ignore[arg-type]
+        self.preparer._run()
+
+    def ended(self) -> dict[str, str | None]:
+        return {e.request.id: e.finish_reason for e in self.events if isinstance(e, Ended)}
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock of the heartbeat; the test moves it."""
+    clock = [1000.0]
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    return clock
+
+
+@pytest.fixture
+def beating(client: redis.Redis, valkey: str, now: list[float]) -> Beating:
+    return Beating(client, valkey)
+
+
+def beat(beating: Beating, now: list[float], after_s: float) -> None:
+    now[0] += after_s
+    beating.worker.heart.beat()
+    beating.engine.tick()
+
+
+def test_a_running_job_ends_once_the_web_process_it_is_for_has_no_lease(
+    beating: Beating, now: list[float], client: redis.Redis
+) -> None:
+    client.set(web_lease_key("web-1"), "1")
+    client.set(web_lease_key("web-2"), "1")
+    jobs = {name: beating.submit(bound=name) for name in ("web-1", "web-2")}
+    alone = beating.submit()
+    beat(beating, now, 0)
+    beating.pull()
+    beat(beating, now, LEASE_S)
+    assert len(beating.engine.pool.active) == 3 and not beating.ended()
+    client.delete(web_lease_key("web-1"))
+    beat(beating, now, 1)
+    assert beating.ended() == {jobs["web-1"]: "cancelled"}
+    assert {s.request.id for s in beating.engine.pool.active if s.request} == {jobs["web-2"], alone}
+
+
+def test_a_job_pulled_for_nobody_never_gets_a_slot(beating: Beating, now: list[float]) -> None:
+    beat(beating, now, 0)
+    beat(beating, now, LEASE_S)
+    job_id = beating.submit(bound="web-1")
+    beating.pull()
+    beating.engine.tick()
+    assert beating.ended() == {job_id: "cancelled"}
+    assert beating.engine.ticks == 0
+
+
+def test_no_caller_is_given_up_before_redis_was_healthy_for_one_whole_lease(beating: Beating, now: list[float]) -> None:
+    beating.submit(bound="web-1")
+    beat(beating, now, 0)
+    beating.pull()
+    beat(beating, now, LEASE_S - 0.1)
+    assert not beating.ended()
+    # Redis was away: the lease ran out for nothing, and its owner gets the time to renew it.
+    beating.worker.heart.note_outage()
+    beat(beating, now, 1)
+    beat(beating, now, LEASE_S - 0.1)
+    assert not beating.ended() and len(beating.engine.pool.active) == 1
+    beat(beating, now, 0.2)
+    assert list(beating.ended().values()) == ["cancelled"]
+
+
+def test_each_web_process_is_asked_for_once(
+    beating: Beating, now: list[float], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.set(web_lease_key("web-1"), "1")
+    for _ in range(3):
+        beating.submit(bound="web-1")
+    beat(beating, now, 0)
+    beating.pull()
+    asked: list[str] = []
+
+    def counting(jobs: Any, pipe: Any) -> list[str]:
+        asked.extend(found := ask(jobs, pipe))
+        return found
+
+    ask = heartbeat.ask_for_leases
+    monkeypatch.setattr(heartbeat, "ask_for_leases", counting)
+    beat(beating, now, LEASE_S)
+    assert asked == ["web-1"]
+
+
+def test_a_job_cancelled_while_it_waited_for_the_intake_never_gets_a_slot(beating: Beating, now: list[float]) -> None:
+    beat(beating, now, 0)
+    job_id = beating.submit()
+    (pulled,) = beating.store.pull("w", [QUEUE], 1)
+    pulled = replace(pulled, record=replace(pulled.record, cancelling=True))
+    (held,) = hold([pulled], beating.client, "w", beating.worker.settings)
+    beating.preparer.put([held])
+    beating.preparer.put(None)  # type: ignore[arg-type]
+    beating.preparer._run()
+    beating.engine.tick()
+    assert beating.ended() == {job_id: "cancelled"} and beating.engine.ticks == 0
+
+
+def test_a_cancel_whose_message_was_lost_is_found_in_the_record(
+    beating: Beating, now: list[float], client: redis.Redis
+) -> None:
+    job_id = beating.submit()
+    beat(beating, now, 0)
+    beating.pull()
+    client.hset(f"rq:job:{job_id}", "sl_cancel", "1")
+    beat(beating, now, 1)
+    assert beating.ended() == {job_id: "cancelled"}
+
+
+def test_a_job_with_another_owner_is_dropped_without_a_word(
+    beating: Beating, now: list[float], client: redis.Redis
+) -> None:
+    job_id = beating.submit()
+    beat(beating, now, 0)
+    beating.pull()
+    beating.engine.tick()
+    client.hset(f"rq:job:{job_id}", "sl_exec", "another")
+    beat(beating, now, 1)
+    assert not beating.ended() and not beating.engine.pool.active and not beating.worker.held
+
+
+def test_a_beat_is_due_a_second_after_the_last(beating: Beating, now: list[float]) -> None:
+    assert beating.worker.heart.is_due
+    beat(beating, now, 0)
+    assert not beating.worker.heart.is_due
+    now[0] += heartbeat.HEARTBEAT_S
+    assert beating.worker.heart.is_due
+
+
+def test_queues_are_followed_most_urgent_first(beating: Beating, now: list[float], client: redis.Redis) -> None:
+    for priority in ("batch", "interactive", "normal"):
+        beating.store.submit(JobRequest(prompt="x", priority=priority), "fake-count")
+    beat(beating, now, 0)
+    heart = beating.worker.heart
+    assert heart.queue_depth == beating.engine.queue_depth == 3
+    ours = [name for name in heart.queue_names if name.startswith("fake-count")]
+    assert [name.split(":")[1] for name in ours] == ["interactive", "normal", "batch"]
+    assert client.exists(doorbell_key("fake-count"))
+
+
+def test_orphans_are_told_by_the_replies_at_the_end() -> None:
+    def bound(web: str | None) -> HeldJob:
+        return SimpleNamespace(record=SimpleNamespace(bound=web))  # type: ignore[return-value]
+
+    jobs = [bound("a"), bound(None), bound("b"), bound("a")]
+    assert orphans(jobs, ["a", "b"], [7, 7, 0, 1]) == [jobs[0], jobs[3]]
+    assert orphans(jobs, [], [0, 0, 0]) == []

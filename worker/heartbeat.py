@@ -1,0 +1,183 @@
+"""What a worker does every second: renew its lease, look after the jobs it holds, follow the queues, take over from
+dead workers.
+
+Main thread only, save that any thread may note missed replies.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from rq.worker.base import WorkerStatus
+
+from shared.jobs import Pulled
+from shared.names import (
+    DEFAULT_MODEL,
+    PRIORITIES,
+    held_key,
+    job_key,
+    live_queues_key,
+    rq_queue_key,
+    split_queue_name,
+)
+from worker.finaliser import Outcome
+from worker.held import HeldJob, ask_for_leases, hold, orphans
+
+if TYPE_CHECKING:
+    from worker.slot_worker import SlotWorker
+
+log = logging.getLogger("slotline.worker")
+
+HEARTBEAT_S = 1.0
+#: How often a stretch of the index of jobs is looked through for expired ones.
+TRIM_S = 10.0
+
+
+class Heartbeat:
+    """The duties of a worker that come round.
+
+    Attributes:
+        queue_names: the RQ queues to pull from, most urgent first.
+        queue_depth: jobs that wait in them.
+        missed_replies: set when the held list may hold what we do not know of; the next beat looks.
+    """
+
+    def __init__(self, worker: SlotWorker) -> None:
+        self._worker = worker
+        self._connection: Any = worker.connection
+        self.queue_names: list[str] = list(worker.queue_names())
+        self.queue_depth = 0
+        self.missed_replies = False
+        self._healthy_since: float | None = None
+        self._next = 0.0
+        self._next_trim = 0.0
+        self._trim_from = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for the next beat."""
+        return time.monotonic() >= self._next
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether Redis answered the last time it was asked."""
+        return self._healthy_since is not None
+
+    @property
+    def trusts_leases(self) -> bool:
+        """Whether a lease that is not there means that its holder is dead.
+
+        Only once everybody alive has had time to renew theirs: leases run out for nothing while Redis is away.
+        """
+        since = self._healthy_since
+        return since is not None and time.monotonic() - since >= self._worker.settings.lease_s
+
+    def note_outage(self) -> None:
+        """Whatever was asked may have happened without our knowing; and leases have run out for nothing."""
+        self.missed_replies, self._healthy_since = True, None
+
+    def beat(self) -> None:
+        """Go through all duties.
+
+        Raises:
+            RedisError: Redis did not answer; `note_outage` is the caller's to say.
+        """
+        worker = self._worker
+        self._next = time.monotonic() + HEARTBEAT_S
+        worker.store.renew_lease(worker.name, worker.settings.lease_s)
+        worker.registry.report(worker.stats())
+        self._check_held()
+        self._follow_queues()
+        self._healthy_since = self._healthy_since or time.monotonic()
+        if self.missed_replies:
+            self.missed_replies = False
+            self._reread_held()
+        if self.trusts_leases:
+            self._reclaim()
+        self._trim_index()
+
+    def _check_held(self) -> None:
+        """Notice what RQ's own tools did to our jobs, commands that were lost, and callers that are gone."""
+        worker, jobs = self._worker, list(self._worker.held.values())
+        with self._connection.pipeline(transaction=False) as pipe:
+            worker.set_state(WorkerStatus.BUSY if jobs else WorkerStatus.IDLE, pipeline=pipe)
+            worker.heartbeat(pipeline=pipe)
+            before = len(pipe)
+            for held in jobs:
+                pipe.hmget(job_key(held.id), "status", "sl_cancel", "sl_exec")
+            webs = ask_for_leases(jobs, pipe) if self.trusts_leases else []
+            replies = pipe.execute()
+        for held, (status, cancel, execution) in zip(jobs, replies[before:], strict=False):
+            self._check(held, status, cancel, execution)
+        for held in orphans(jobs, webs, replies):
+            log.info("job %s is cancelled: the web process that it was for is gone", held.id)
+            worker.engine.cancel(held.execution.id)
+
+    def _check(self, held: HeldJob, status: bytes | None, cancel: bytes | None, execution: bytes | None) -> None:
+        if status is None or cancel or status in (b"canceled", b"stopped") or held.stopped:
+            self._worker.engine.cancel(held.execution.id)
+        elif execution != held.execution.id.encode():
+            self._worker.lose(held.execution.id)
+
+    def _reread_held(self) -> None:
+        """Find jobs that were pulled for us by a command whose reply was lost, and give them back."""
+        worker, connection = self._worker, self._connection
+        known = {held.id for held in worker.held.values()}
+        for job_id in {i.decode() for i in connection.lrange(held_key(worker.name), 0, -1)} - known:
+            status, owner, execution, end = connection.hmget(
+                job_key(job_id), "status", "worker_name", "sl_exec", "sl_end"
+            )
+            if status != b"started" or owner != worker.name.encode() or execution is None:
+                connection.lrem(held_key(worker.name), 0, job_id)
+            elif end is not None:
+                self._record_again(job_id)
+            else:
+                log.warning("job %s was pulled without our knowing; it goes back", job_id)
+                worker.store.hand_back(worker.name, worker.model, [(job_id, execution.decode())])
+
+    def _follow_queues(self) -> None:
+        """Pull from every queue that is in use, most urgent priority first, `default` queues behind our own."""
+        worker = self._worker
+        names = set(worker.queue_names())
+        for model in (worker.model, DEFAULT_MODEL):
+            names |= {n.decode() for n in self._connection.smembers(live_queues_key(model))}
+        self.queue_names = sorted(names, key=_urgency)
+        with self._connection.pipeline(transaction=False) as pipe:
+            for name in self.queue_names:
+                pipe.llen(rq_queue_key(name))
+            self.queue_depth = sum(pipe.execute())
+        worker.engine.queue_depth = self.queue_depth
+
+    def _reclaim(self) -> None:
+        """Take over from dead workers."""
+        queued, committed = self._worker.store.reclaim(self._worker.name)
+        if queued:
+            log.warning("took back %d jobs of a dead worker: %s", len(queued), ", ".join(queued))
+        for job_id in committed:
+            self._record_again(job_id)
+
+    def _record_again(self, job_id: str) -> None:
+        """A dead worker committed the end of this job but did not record it with RQ."""
+        worker = self._worker
+        raw = self._connection.hgetall(job_key(job_id))
+        last = worker.store.stream.last(job_id)
+        if b"sl_exec" not in raw or last is None or not last.is_terminal:
+            return
+        pulled = Pulled(worker.store.fetch(job_id), raw[b"sl_exec"].decode(), raw)
+        (held,) = hold([pulled], self._connection, worker.name, worker.settings)
+        worker.held[held.execution.id] = held
+        final = last.json()
+        worker.finaliser.put(Outcome(final["status"], held, final))
+
+    def _trim_index(self) -> None:
+        """Forget expired jobs, a stretch of the index at a time."""
+        if time.monotonic() >= self._next_trim:
+            self._next_trim = time.monotonic() + TRIM_S
+            self._trim_from = self._worker.store.trim_index(self._trim_from)
+
+
+def _urgency(name: str) -> tuple[int, bool, str]:
+    model, priority = split_queue_name(name)
+    return PRIORITIES.index(priority), model == DEFAULT_MODEL, name

@@ -140,8 +140,8 @@ class FileNotFound(NotFound):
 
     code = "file_not_found"
 
-    def __init__(self, file_id: str) -> None:
-        super().__init__(f"there is no file {file_id!r}: it never existed, was deleted or has expired", "file_id")
+    def __init__(self, file_id: str, param: str = "file_id") -> None:
+        super().__init__(f"there is no file {file_id!r}: it never existed, was deleted or has expired", param)
 
 
 class BatchNotFound(NotFound):

@@ -67,13 +67,17 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a job ends: its job object, and the number of tokens in its log."""
+    """How a job ends: its job object, and the number of tokens in its log.
+
+    `tail` is the data of a last token event, of text that was held back; it counts as a token.
+    """
 
     job_id: str
     execution: str
     final: dict[str, Any]
     tokens: int
     ttl_s: int
+    tail: str = ""
 
 
 class JobStore(JobReader):
@@ -302,7 +306,7 @@ class JobStore(JobReader):
         for end in ends:
             status = end.final["status"]
             name = "failed" if status == "failed" else "done"
-            args += (end.execution, status, end.tokens, name, dumps(end.final), end.ttl_s)
+            args += (end.execution, status, end.tokens, name, dumps(end.final), end.ttl_s, end.tail)
         keys = [key for end in ends for key in (job_key(end.job_id), events_key(end.job_id))]
         return [outcome.decode() for outcome in self._commit(keys=keys, args=args)]
 

@@ -38,6 +38,9 @@ def invalid(error: ValidationError, fields: Iterable[str] = ()) -> InvalidReques
     # Names in brackets are ours: they say which form of a value was tried (`schemas.Content`).
     loc = [part for part in first["loc"] if not str(part).startswith("(")]
     kind, message = first["type"], first["msg"].removeprefix("Value error, ")
+    if loc and loc[-1] == "[key]":  # pydantic's way to say that the name itself is wrong
+        del loc[-2:]
+        message = f"a name in it: {_lower(message)}"
     if loc and loc[0] in EITHER and kind not in SAYS_ALL:
         return InvalidRequest(f"`{loc[0]}` {EITHER[str(loc[0])]}{_which(loc[0], found)}", str(loc[0]))
     if kind in ("value_error", "unsupported_field") and (named := re.match(r"`(\w+)`", message)) and loc:

@@ -19,7 +19,7 @@ import httpx
 from slotline import __version__
 from slotline.answers import api_error, json_of
 from slotline.errors import ApiError, ConnectionFailed, ProtocolError, SlotlineClientError
-from slotline.transport import CONNECT_S, Transport, is_loopback, job_path
+from slotline.transport import CONNECT_S, is_loopback, job_path
 
 #: A submit waits so long for the end of its job before it asks again; proxies cut what is silent for a minute.
 WAIT_S = 45.0
@@ -200,14 +200,3 @@ def _is_well(failure: ApiError | ConnectionFailed) -> bool:
     if isinstance(failure, ConnectionFailed):
         return False
     return failure.status not in UNWELL and not (failure.status == 504 and failure.code == "unknown")
-
-
-def checked_url(url: str) -> str:
-    """The server's URL in full.
-
-    Raises:
-        ConnectionFailed: it is none.
-    """
-    transport = Transport(url, 1.0)
-    transport.close()
-    return transport.url

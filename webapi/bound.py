@@ -29,7 +29,10 @@ RENEW_S = 1.0
 
 
 class Bound:
-    """The lease of this web process, and the end of jobs that nobody waits for any more."""
+    """The lease of this web process, and the end of jobs that nobody waits for any more.
+
+    `client` is for the lease alone: its renewal must not wait in line behind the calls that live on it.
+    """
 
     def __init__(self, settings: WebSettings, client: redis.Redis, store: JobStore) -> None:
         self.id = uuid.uuid4().hex
@@ -71,6 +74,7 @@ class Bound:
         if self._renewed_at != float("-inf"):
             with suppress(RedisError):  # it expires by itself
                 self._client.delete(web_lease_key(self.id))
+        self._client.close()
 
     def _put_off(self, job_ids: list[str]) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Literal
+from urllib.parse import quote
 
 from flask import Response, jsonify
 from flask_openapi.models.media_type import MediaType
@@ -12,6 +13,7 @@ from pydantic import Field
 
 from shared.batches.schemas import FileDeleted, FileList, FileObject
 from shared.errors import FileNotFound, InvalidRequest
+from shared.files import StoredFile
 from shared.names import JOB_ID
 from shared.schemas import ErrorResponse
 from webapi.describe import Parameters, Query, add_schema, blueprint
@@ -96,9 +98,16 @@ def content(path: FilePath) -> Response:
     answer = Response(chunks, mimetype="application/octet-stream")
     answer.content_length = file.size
     # Whoever uploaded it chose the bytes: no browser shall take them for a page.
-    answer.headers.set("Content-Disposition", "attachment", filename=file.filename)
+    answer.headers.set("Content-Disposition", "attachment", **_names(file))
     answer.headers["X-Content-Type-Options"] = "nosniff"
     return answer
+
+
+def _names(file: StoredFile) -> dict[str, str]:
+    """The name as a header can say it, which is ASCII. *Source:* RFC 6266, which wants a plain name besides."""
+    if file.filename.isascii():
+        return {"filename": file.filename}
+    return {"filename": file.id, "filename*": f"UTF-8''{quote(file.filename, safe='')}"}
 
 
 @bp.delete(

@@ -61,7 +61,7 @@ class Services:
             registry=Registry(client),
             hub=hub,
             watch=Watch(),
-            bound=Bound(settings, client, store),
+            bound=Bound(settings, connect(settings), store),
             files=FileStore(client, web_storage(settings), settings),
             batches=BatchStore(client, settings),
             metrics=Metrics(lambda: hub.open_streams),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jinja2 import TemplateError, TemplateSyntaxError, meta
+from jinja2 import TemplateError, meta
 
 from shared.errors import ChatTemplateError, UnsupportedCapability, UnsupportedField
 from worker.backend import Vocabulary
@@ -17,7 +17,16 @@ from worker.plain_text import PlainText, Variables
 from worker.tools import ToolSyntax
 
 #: What a template itself may do wrong with messages it was not written for.
-_FAULTS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+_FAULTS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+)
 
 #: Rendering ends here: a template may repeat what it is given, but not without end.
 MAX_PROMPT_CHARS = 8 * 1024 * 1024
@@ -65,7 +74,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             read = meta.find_undeclared_variables(environment.parse(source))
-        except TemplateSyntaxError as error:
+        except _FAULTS as error:
             raise ChatTemplateError(f"the chat template does not parse: {error}") from None
         self._plain = PlainText(vocab)
         self._controls = vocab.control_texts()

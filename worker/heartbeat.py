@@ -52,6 +52,7 @@ class Heartbeat:
         self.missed_replies = False
         self._healthy_since: float | None = None
         self._next = 0.0
+        self._last_beat = time.time()
         self._next_trim = 0.0
         self._trim_from = 0
 
@@ -86,6 +87,8 @@ class Heartbeat:
         """
         worker = self._worker
         self._next = time.monotonic() + HEARTBEAT_S
+        if self._has_slept():
+            self._healthy_since = None
         worker.store.renew_lease(worker.name, worker.settings.lease_s)
         worker.registry.report(worker.stats())
         self._check_held()
@@ -97,6 +100,14 @@ class Heartbeat:
         if self.trusts_leases:
             self._reclaim()
         self._trim_index()
+
+    def _has_slept(self) -> bool:
+        """Whether this machine was suspended: leases ran out meanwhile, and others need time to renew theirs.
+
+        By the wall clock, since the monotonic one stands still meanwhile. That the former is set only costs a lease.
+        """
+        since, self._last_beat = self._last_beat, time.time()
+        return self._last_beat - since > self._worker.settings.lease_s
 
     def _check_held(self) -> None:
         """Notice what RQ's own tools did to our jobs, commands that were lost, and callers that are gone."""

@@ -115,10 +115,11 @@ class Matcher:
             self._check()
 
     def _check(self) -> None:
-        if self._matcher.stop_reason() in ("NoExtension", "NoExtensionBias") and not self.is_complete:
-            raise GrammarDeadEnd("the constraint allows no token here")
         if self._matcher.is_error():
-            raise GrammarDeadEnd(f"the constraint has become too complex: {_reason(self._matcher.get_error())}")
+            reason = _reason(self._matcher.get_error())
+            if reason.startswith("NoExtension"):
+                raise GrammarDeadEnd("the constraint allows no token here")
+            raise GrammarDeadEnd(f"the constraint has become too complex: {reason}")
 
 
 class ConstraintCompiler:

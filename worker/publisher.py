@@ -96,11 +96,13 @@ class Publisher:
 
     def _insist(self, events: list[Event]) -> None:
         """Write the events, however long Redis is away."""
-        tokens = [_entry(e) for e in events if isinstance(e, Started | Token)]
+        tokens = [_entry(e) for e in events if isinstance(e, Started | Token) and not _is_tail(e)]
+        # The engine says them together with the end, and with that they are written.
+        tails = {e.request.execution: _entry(e).data for e in events if isinstance(e, Token) and _is_tail(e)}
         ends = [e for e in events if isinstance(e, Ended)]
         back = [self._held.get(e.request.execution) for e in events if isinstance(e, HandedBack)]
         self._until_done(lambda: self._send(tokens, settle=bool(ends or back)))
-        self._until_done(lambda: self._close(ends))
+        self._until_done(lambda: self._close(ends, tails))
         if back:
             self._finaliser.put(*(Outcome("handed_back", held) for held in back if held is not None))
 
@@ -122,7 +124,7 @@ class Publisher:
         for execution in dict.fromkeys(lost):
             self._on_lost(execution)
 
-    def _close(self, ends: list[Ended]) -> None:
+    def _close(self, ends: list[Ended], tails: Mapping[str, str]) -> None:
         """Commit ends and pass on what came of them. Nothing is passed on before all of it is certain."""
         pairs = [(end, held) for end in ends if (held := self._held.get(end.request.execution)) is not None]
         retries = [
@@ -131,15 +133,17 @@ class Publisher:
             if end.error is not None and _is_tried_again(end, held)
         ]
         committed = self._commit(
-            [(end, held, _final(end, held)) for end, held in pairs if not _is_tried_again(end, held)]
+            [(end, held, _final(end, held)) for end, held in pairs if not _is_tried_again(end, held)], tails
         )
         if retries or committed:
             self._finaliser.put(*retries, *committed)
 
-    def _commit(self, ends: list[tuple[Ended, HeldJob, dict[str, Any]]]) -> list[Outcome]:
+    def _commit(self, ends: list[tuple[Ended, HeldJob, dict[str, Any]]], tails: Mapping[str, str]) -> list[Outcome]:
         if not ends:
             return []
-        committed = self._store.commit([_end(end, held, final) for end, held, final in ends])
+        committed = self._store.commit(
+            [_end(end, held, final, tails.get(held.execution.id, "")) for end, held, final in ends]
+        )
         outcomes, cancelled = [], []
         for (end, held, final), outcome in zip(ends, committed, strict=True):
             if outcome == "cancelled":
@@ -152,7 +156,7 @@ class Publisher:
                 # `ended`: an earlier try of ours, whose reply was lost. What it wrote is what counts.
                 written = self._store.stream.last(held.id) if outcome == "ended" else None
                 outcomes.append(_outcome(held, written.json() if written and written.is_terminal else final))
-        return outcomes + self._commit(cancelled)
+        return outcomes + self._commit(cancelled, tails)
 
 
 def _is_tried_again(end: Ended, held: HeldJob) -> bool:
@@ -163,6 +167,11 @@ def _outcome(held: HeldJob, final: dict[str, Any]) -> Outcome:
     """RQ has a status of its own for what its stop commands ended."""
     stopped = held.stopped and final["status"] == "cancelled"
     return Outcome("stopped" if stopped else final["status"], held, final)
+
+
+def _is_tail(event: Event) -> bool:
+    """Whether it is what was held back of an answer to its very end."""
+    return isinstance(event, Token) and event.token is None
 
 
 def _is_urgent(event: Event) -> bool:
@@ -200,10 +209,11 @@ def _call_delta(call: CallDelta) -> dict[str, Any]:
     return {"index": call.index, **head, "function": {**name, "arguments": call.arguments}}
 
 
-def _end(end: Ended, held: HeldJob, final: dict[str, Any]) -> End:
+def _end(end: Ended, held: HeldJob, final: dict[str, Any], tail: str) -> End:
     ttl_s = _ttl_s(held, final["status"])
     # A log that is gone with the record could not tell its last readers the end.
-    return End(held.id, end.request.execution, final, end.tokens, FOR_EVER_S if ttl_s is None else max(60, ttl_s))
+    log_ttl_s = FOR_EVER_S if ttl_s is None else max(60, ttl_s)
+    return End(held.id, end.request.execution, final, end.tokens, log_ttl_s, tail)
 
 
 def _ttl_s(held: HeldJob, status: str) -> int | None:

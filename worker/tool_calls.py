@@ -52,8 +52,9 @@ _NEXT_LEAD = r"\s*,\s*"
 _FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)"')
 _CALL_KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-#: Longer than any head of the form `named`, so that one which has not matched by then never will.
-_NAMED_HEAD = 256
+#: Longer than any head that is read before its call is complete. Each token has it looked at anew, so that a name
+#: or blanks without end would take ever longer.
+_HEAD = 256
 
 
 class CallReader:
@@ -98,25 +99,25 @@ class CallReader:
         if self._syntax.form == "named":
             return self._named_head()
         lead = _NEXT_LEAD if self.started else _LEADS[self._syntax.form]
-        if match := re.match(lead + _OBJECT, self.rest):
+        head = self.rest[:_HEAD]
+        if match := re.match(lead + _OBJECT, head):
             return self._begin(_string(match["name"]), match.end())
-        opened = re.match(lead + "(?P<rest>.?)", self.rest, re.DOTALL)
-        if opened is None:
-            return self._end() if self.rest.strip() else False
-        if not opened["rest"]:
-            return False
-        return self._whole_object(opened.start("rest"))
+        opened = re.match(lead + "(?P<rest>.?)", head, re.DOTALL)
+        if opened is not None and opened["rest"]:
+            return self._whole_object(opened.start("rest"))
+        no_call = opened is None and head.strip()
+        return self._end() if no_call or len(head) == _HEAD else False
 
     def _named_head(self) -> bool:
         own_id, separator = re.escape(OWN_ID), re.escape(self._syntax.separator)
         head = rf"\s{{0,8}}(?P<name>{_NAME.pattern})(?:{own_id}\w{{0,64}})?{separator}\s{{0,8}}(?=\{{)"
         if match := re.match(head, self.rest):
             return self._begin(match["name"], match.end())
-        return self._end() if len(self.rest) >= _NAMED_HEAD else False
+        return self._end() if len(self.rest) >= _HEAD else False
 
     def _whole_object(self, start: int) -> bool:
         """A call whose keys come in another order is read once it is complete."""
-        first = _FIRST_KEY.match(self.rest, start)
+        first = _FIRST_KEY.match(self.rest[start : start + _HEAD])
         foreign = first is not None and first[1] not in _CALL_KEYS
         if self.rest[start] != "{" or foreign:
             return self._end()
@@ -198,7 +199,10 @@ def _call_of(text: str) -> tuple[str, str] | None:
         arguments = _loads(arguments)
     if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
         return None
-    return call["name"], json.dumps(arguments)
+    try:
+        return call["name"], json.dumps(arguments, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _loads(text: str) -> Any:

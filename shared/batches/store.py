@@ -132,7 +132,7 @@ class BatchStore(BatchReader):
             args=[batch_id, int(now * 1000), int(now), *(x for pair in fields.items() for x in pair)],
         ).decode()
         if outcome == "no_file":
-            raise FileNotFound(input_file_id)
+            raise FileNotFound(input_file_id, "input_file_id")
         if outcome == "wrong_purpose":
             raise InvalidRequest("`input_file_id` must be a file uploaded with the purpose `batch`", "input_file_id")
         return self.get(batch_id)

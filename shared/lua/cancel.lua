@@ -25,7 +25,10 @@ local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
 local id = (#last > 0 and string.match(last[1][1], '^%d+') or '0') .. '-*'
 id = redis.call('XADD', KEYS[2], id, 'event', 'done', 'data', ARGV[2])
 redis.call('PUBLISH', KEYS[2], '{"event":"done","id":"' .. id .. '","data":' .. ARGV[2] .. '}')
-if f[5] then redis.call('RPUSH', f[5], ARGV[1]) end
+if f[5] then
+  redis.call('RPUSH', f[5], ARGV[1])
+  redis.call('EXPIRE', f[5], 86400)  -- its owner may be gone for good; one that comes back looks at all its jobs
+end
 if tonumber(ARGV[3]) > 0 then
   redis.call('EXPIRE', KEYS[2], ARGV[3])
   redis.call('EXPIRE', KEYS[1], ARGV[3])

@@ -39,7 +39,8 @@ class FailureLimit:
     def reason(self, ended: int, failed: int) -> str | None:
         """Why to stop after so many lines; None to go on."""
         if failed > self.count:
-            return f"{failed} lines have failed, more than --max-failures {self.count:g} allows"
+            have = "line has" if failed == 1 else "lines have"
+            return f"{failed} {have} failed, more than --max-failures {self.count:g} allows"
         if ended < ENOUGH:
             return None
         if self.share is not None:

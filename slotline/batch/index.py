@@ -51,10 +51,9 @@ class LineIndex:
         found = self._db.execute("SELECT content FROM done WHERE line = ?", (line,)).fetchone()
         return found[0] if found else None
 
-    @property
-    def done_count(self) -> int:
-        """Number of finished lines."""
-        return int(self._db.execute("SELECT count(*) FROM done").fetchone()[0])
+    def done_count(self, last: int) -> int:
+        """Number of finished lines up to this one."""
+        return int(self._db.execute("SELECT count(*) FROM done WHERE line <= ?", (last,)).fetchone()[0])
 
     def add_place(self, line: int, place: int) -> None:
         """Note where in a file the row of a line begins."""

@@ -50,7 +50,8 @@ def manifest_path(out: Path) -> Path:
 def claim(out: Path, others: Sequence[Path], fingerprint: dict[str, Any], overwrite: bool) -> Iterator[Manifest]:
     """Hold an output for one run and check that it is a beginning of this very one.
 
-    `others` are the files that belong to the output; with `overwrite` all of it is removed.
+    `others` are the files that belong to the output; with `overwrite` all of it is removed. Where none of them holds
+    anything, any run may begin.
 
     Raises:
         Refused: it is not, another run holds it, or it cannot be had.
@@ -66,21 +67,28 @@ def claim(out: Path, others: Sequence[Path], fingerprint: dict[str, Any], overwr
         except BlockingIOError:
             raise Refused(f"another `slotline batch run` is writing {out} now") from None
         file.seek(0)
-        stored = _read(file.read())
-        if stored is not None and not overwrite:
+        text = file.read()
+        there = [path for path in (out, *others) if path.exists() and path.stat().st_size > 0]
+        if there and not overwrite:
+            stored = _read(text)
+            if stored is None:
+                raise _nobodys(there[0], path, text)
             _compare(out, stored, fingerprint)
             yield Manifest(stored["run"], is_new=False)
         else:
-            _clear(out, others, overwrite, file)
+            _clear(there, file)
             yield _begin(file, fingerprint)
 
 
-def _clear(out: Path, others: Sequence[Path], overwrite: bool, manifest: IO[str]) -> None:
+def _nobodys(output: Path, manifest: Path, text: str) -> Refused:
+    if text:
+        return Refused(f"{manifest} is damaged, so {output} may be of any run: give another -o, or --overwrite")
+    manifest.unlink()
+    return Refused(f"{output} exists and is not the beginning of this run: give another -o, or --overwrite")
+
+
+def _clear(there: Sequence[Path], manifest: IO[str]) -> None:
     """Make room for a new run. The old manifest goes first: without it, rows that are left are nobody's."""
-    there = [path for path in (out, *others) if path.exists() and path.stat().st_size > 0]
-    if there and not overwrite:
-        manifest_path(out).unlink()
-        raise Refused(f"{there[0]} exists and is not the beginning of this run: give another -o, or --overwrite")
     manifest.truncate(0)
     for path in there:
         path.unlink()
@@ -105,6 +113,11 @@ def _read(text: str) -> dict[str, Any] | None:
 
 
 def _compare(out: Path, stored: dict[str, Any], fingerprint: dict[str, Any]) -> None:
+    if stored.get("version") != VERSION:
+        raise Refused(
+            f"{out} was written by another version of slotline, in the format {stored.get('version')!r} instead of "
+            f"{VERSION}: give another -o, or --overwrite"
+        )
     if fingerprint["input"] is None or stored.get("input") is None:
         raise Refused(
             f"{out} exists, and what comes from standard input or a pipe cannot be resumed: "
@@ -112,8 +125,6 @@ def _compare(out: Path, stored: dict[str, Any], fingerprint: dict[str, Any]) -> 
         )
     differs = [_difference(name, stored.get(name), fingerprint[name]) for name in NAMES]
     told = [line for line in differs if line]
-    if stored.get("version") != VERSION:
-        told.insert(0, f"it was written by another version of slotline: format {stored.get('version')}, not {VERSION}")
     if told:
         heading = f"{out} is the output of another run, which differs in:"
         raise Refused("\n".join([heading, *told, "give another -o, --overwrite, or the same options as then"]))

@@ -65,7 +65,10 @@ class Processes:
         Raises:
             RunnerLost: it is not; the message is what the worker said last.
         """
-        if self._keeper.poll() is not None:
+        status = self._keeper.poll()
+        if status is not None and status < 0:
+            raise RunnerLost(f"the process that kept Valkey and the worker was ended by signal {-status}")
+        if status is not None:
             raise RunnerLost(self.last_words())
 
     def last_words(self) -> str:

@@ -110,6 +110,8 @@ def open_source(path: str, given: Format | None = None) -> Source:
 
 def _open(path: str) -> IO[bytes]:
     if path == STDIN:
+        if sys.stdin is None:
+            raise OSError("standard input is closed")
         return io.BufferedReader(io.FileIO(sys.stdin.fileno(), closefd=False))
     return io.BufferedReader(gzip.GzipFile(path)) if path.endswith(".gz") else Path(path).open("rb")
 
@@ -132,7 +134,7 @@ def json_object(line: bytes) -> dict[str, Any]:
         ValueError: it is not an object of valid JSON in UTF-8; the message is for people.
     """
     try:
-        value = json.loads(line.decode(), parse_constant=_no_constant)
+        value = json.loads(line.decode(), parse_constant=_no_constant, parse_float=_finite)
         if b"\\u" in line:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -142,7 +144,7 @@ def json_object(line: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} (character {error.pos + 1})") from None
+        raise ValueError(f"not JSON: {error.msg} (character {error.pos + 1}){_advice(line)}") from None
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -150,8 +152,20 @@ def json_object(line: bytes) -> dict[str, Any]:
     return value
 
 
+def _advice(line: bytes) -> str:
+    return "; a file that is one JSON array becomes JSONL with `jq -c '.[]'`" if line.lstrip()[:1] == b"[" else ""
+
+
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"there is no {name}")
+
+
+def _finite(text: str) -> float:
+    """A number; one that is too large would come back as `Infinity`, which is no JSON."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
 
 
 def _csv(raw: IO[bytes], delimiter: str) -> Iterator[Record | Problem]:
@@ -209,6 +223,9 @@ def _parquet(path: str) -> Iterator[Record]:
         raise BadInput([Problem(None, advice)]) from None
     try:
         with ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise BadInput([Problem(None, f"{path} names the column {twice!r} twice")])
             number = 0
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
                 for row in batch.to_pylist():
@@ -216,6 +233,10 @@ def _parquet(path: str) -> Iterator[Record]:
                     yield Record(number, {name: _as_json(value) for name, value in row.items()})
     except ArrowException as error:
         raise BadInput([Problem(None, f"{path} is not a Parquet file that can be read: {error}")]) from None
+    except (ValueError, OverflowError) as error:
+        # Text that is not UTF-8, a year beyond 9999, nanoseconds without pandas.
+        place = f"among its rows {number + 1} to {number + ROWS_AT_ONCE}"
+        raise BadInput([Problem(None, f"{path} has a value {place} that cannot be read: {error}")]) from None
 
 
 def _as_json(value: Any) -> Any:

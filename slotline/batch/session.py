@@ -16,6 +16,7 @@ from slotline.batch.failures import FailureLimit
 from slotline.batch.index import LineIndex
 from slotline.batch.lines import LineReader, Rules
 from slotline.batch.manifest import claim
+from slotline.batch.options import check_options
 from slotline.batch.progress import Display, duration
 from slotline.batch.reading import Source
 from slotline.batch.runner import LINES_PER_SLOT
@@ -74,12 +75,13 @@ class Session:
             RunnerLost: there is nothing to run it with.
         """
         with LineIndex() as index, ExitStack() as held:
-            total = survey(LineReader(self._source, self._rules), index) if self._source.is_file else None
+            reader, limit = LineReader(self._source, self._rules), self._settings.limit
+            total, last = survey(reader, index, limit) if self._source.is_file else (None, 0)
             name = self._backend.model_name()
             if isinstance(self._backend, Server) and self._backend.model is not None:
                 self._rules = replace(self._rules, model=name)
             run, output, retried = self._claimed(name, index, held)
-            done, total = self._counts(index, total)
+            done = index.done_count(last)
             if done:
                 again = f", {retried} failed ones run again" if retried else ""
                 self._say(f"going on with {self._settings.out}: {done} of {total} lines are done{again}")
@@ -87,7 +89,7 @@ class Session:
                 with output:
                     output.complete()
                 return ALL_SERVED
-            return self._run(run, output, index, done, total)
+            return self._run(run, output, index, done, limit if total is None else total)
 
     def _claimed(self, model: str, index: LineIndex, held: ExitStack) -> tuple[str, Output, int]:
         """The name of the run, its output, and the number of failed lines of an earlier start."""
@@ -116,17 +118,11 @@ class Session:
             "errors": str(errors.resolve()) if errors else None,
         }
 
-    def _counts(self, index: LineIndex, total: int | None) -> tuple[int, int | None]:
-        """Lines that have their row, and lines in all, of those that are wanted."""
-        limit, done = self._settings.limit, index.done_count
-        if limit is None:
-            return done, total
-        return min(done, limit), limit if total is None else min(total, limit)
-
     def _run(self, name: str, output: Output, index: LineIndex, done: int, total: int | None) -> int:
         settings = self._settings
         with closing(self._backend.open(self._say)) as runner:
             self._say(f"running with {runner.model} on {runner.where}")
+            check_options(runner, self._rules)
             lines = lines_left(
                 LineReader(self._source, self._rules), index, settings.limit, surveyed=self._source.is_file
             )
@@ -143,9 +139,10 @@ class Session:
                     interrupted=lambda: self._signal is not None,
                 )
                 ending = run.run()
+                took_s = time.monotonic() - began
                 if ending.how == "done":
                     output.complete()
-        return self._summary(ending, run.tally, time.monotonic() - began)
+        return self._summary(ending, run.tally, took_s)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -169,9 +166,11 @@ class Session:
         rates = f"{tally.ended / took:.1f} lines/s, {tally.completion_tokens / took:.0f} tokens/s"
         say(f"{tally.ended - tally.failed} of {tally.ended} lines answered in {duration(took_s)} ({rates})")
         if tally.cut:
-            say(f"{tally.cut} answers were cut at their length limit (finish_reason length): see --max-tokens")
+            were = "answer was" if tally.cut == 1 else "answers were"
+            say(f"{tally.cut} {were} cut at the length limit (finish_reason length): see --max-tokens")
         if tally.failed:
-            say(f"{tally.failed} lines failed: {_codes(tally)}; the first, {tally.first_error}")
+            lines = "line" if tally.failed == 1 else "lines"
+            say(f"{tally.failed} {lines} failed: {_codes(tally)}; the first, {tally.first_error}")
         if ending.how == "done":
             if tally.failed and self._can_resume:
                 say(f"to run the failed lines again: {self._resume}")

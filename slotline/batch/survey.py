@@ -10,23 +10,28 @@ from slotline.batch.lines import Line, LineReader, content_hash
 from slotline.batch.problems import BadInput, Problem, Problems
 from slotline.batch.rows import given_back
 
+NO_LINES = Problem(None, "the input has no lines")
 
-def survey(reader: LineReader, index: LineIndex) -> int:
-    """Check the structure of every line and note the ids; returns the number of lines.
+
+def survey(reader: LineReader, index: LineIndex, limit: int | None = None) -> tuple[int, int]:
+    """Check the structure of every line and note the ids.
+
+    Returns how many of the first `limit` lines there are, and the number of the last of these.
 
     Raises:
         BadInput: names the broken lines.
     """
-    problems, total = Problems(), 0
+    problems, total, last = Problems(), 0, 0
     for line in reader:
         found = line if isinstance(line, Problem) else _repeated(line, index)
         if found is not None:
             problems.add(found)
-        total += 1
+        if isinstance(line, Line) and (limit is None or total < limit):
+            total, last = total + 1, line.number
     problems.check()
     if not total:
-        raise BadInput([Problem(None, "the input has no lines")])
-    return total
+        raise BadInput([NO_LINES])
+    return total, last
 
 
 def lines_left(reader: LineReader, index: LineIndex, limit: int | None, *, surveyed: bool) -> Iterator[Line]:
@@ -35,6 +40,7 @@ def lines_left(reader: LineReader, index: LineIndex, limit: int | None, *, surve
     Raises:
         BadInput: the input is broken, if it was not surveyed, or is not the one that rows were made of.
     """
+    line: Line | Problem | None = None
     for line in islice(reader, limit):
         problem = line if isinstance(line, Problem) else None
         if problem is None and not surveyed:
@@ -48,6 +54,8 @@ def lines_left(reader: LineReader, index: LineIndex, limit: int | None, *, surve
             yield line
         elif done and done != content_hash(given_back(line.fields)):
             raise BadInput([Problem(line.number, "its row in the output was made of another content")])
+    if line is None:
+        raise BadInput([NO_LINES])
 
 
 def _repeated(line: Line, index: LineIndex) -> Problem | None:

@@ -37,8 +37,7 @@ def dry_run(source: Source, rules: Rules, backend: Backend, limit: int | None, w
     if not source.is_file:
         raise BadInput([Problem(None, "--dry-run reads the input more than once: give it a file")])
     with LineIndex() as index:
-        total = survey(LineReader(source, rules), index)
-    total = min(total, limit or total)
+        total, _ = survey(LineReader(source, rules), index, limit)
     name = backend.model_name()
     if isinstance(backend, Server) and backend.model is not None:
         rules = replace(rules, model=name)

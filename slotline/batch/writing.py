@@ -32,6 +32,11 @@ def unsorted_path(out: Path) -> Path:
     return out.with_name(out.name + ".unsorted")
 
 
+def draft_path(path: Path) -> Path:
+    """Where a file is written that takes the place of another at once."""
+    return path.with_name(path.name + ".new")
+
+
 class Output:
     """The rows of one run. Use it in a `with` block: leaving it, in whatever way, forces them to disk.
 
@@ -77,7 +82,7 @@ class Output:
 
     def __enter__(self) -> Self:
         if self._out is None:
-            self._rows = self._files.enter_context(tempfile.TemporaryFile()) if self._sorted else sys.stdout.buffer
+            self._rows = self._files.enter_context(tempfile.TemporaryFile()) if self._sorted else _stdout()
         else:
             path = unsorted_path(self._out) if self._sorted else self._out
             self._rows = self._files.enter_context(path.open("ab"))
@@ -91,7 +96,7 @@ class Output:
         with self._files:
             self.flush()
             for file in (self._rows, self._errors):
-                if file is not None and file is not sys.stdout.buffer:
+                if file is not None and (self._out is not None or file is not self._rows):
                     os.fsync(file.fileno())
             if self._sorted:
                 self._put_in_order()
@@ -145,10 +150,10 @@ class Output:
         assert self._rows is not None
         source: IO[bytes] = self._rows
         if self._out is None:
-            self._copy_sorted(source, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
+            self._copy_sorted(source, _stdout())
+            _stdout().flush()
             return
-        draft = self._out.with_name(self._out.name + ".new")
+        draft = draft_path(self._out)
         with unsorted_path(self._out).open("rb") as source, draft.open("wb") as target:
             self._copy_sorted(source, target)
             target.flush()
@@ -166,6 +171,12 @@ class Output:
         for place in self._index.places():
             source.seek(place)
             target.write(source.readline())
+
+
+def _stdout() -> IO[bytes]:
+    if sys.stdout is None:
+        raise OSError("standard output is closed")
+    return sys.stdout.buffer
 
 
 def rows_in(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
@@ -205,7 +216,7 @@ def _is_failed(row: dict[str, Any]) -> bool:
 
 def _rewrite(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     """Leave only some rows in a file; readers see the old or the new one."""
-    draft = path.with_name(path.name + ".new")
+    draft = draft_path(path)
     with path.open("rb") as source, draft.open("wb") as target:
         for raw in source:
             if keep(json.loads(raw)):

@@ -98,7 +98,7 @@ def run(
     from slotline.program import again
 
     resume = again(without=("--overwrite",))
-    with expected(resume):
+    with expected(resume if "-" not in (source, out) else None):
         _check_paths(source, out, errors)
         settings = Settings(
             out, errors, order, limit, max_failures or FailureLimit(), overwrite=overwrite, window=concurrency
@@ -127,8 +127,11 @@ def expected(resume: str | None = None) -> Iterator[None]:
         yield
     except (BadInput, BadTemplate, Refused, RunnerLost) as error:
         raise BadSetup(str(error)) from None
+    except BrokenPipeError:
+        raise StoppedEarly("stopped early: nobody reads the output any more") from None
     except OSError as error:
-        raise StoppedEarly(f"the output cannot be written: {error}") from None
+        told = f"the output cannot be written: {error}"
+        raise StoppedEarly(told if resume is None else f"{told}\nto go on: {resume}") from None
     except KeyboardInterrupt:
         if resume is not None:
             click.echo(f"slotline: interrupted; to go on: {resume}", err=True)
@@ -159,8 +162,8 @@ def make_rules(
 
 def _schema(path: Path) -> Any:
     try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        schema = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
         raise click.BadParameter(f"{path}: {error}", param_hint="--schema") from None
     if not isinstance(schema, dict | bool):
         raise click.BadParameter(f"{path} does not hold a JSON schema, which is an object", param_hint="--schema")
@@ -174,10 +177,32 @@ OTHER_ENDINGS = (".gz", ".csv", ".tsv", ".parquet")
 def _check_paths(source: str, out: str, errors: Path | None) -> None:
     if out.endswith(OTHER_ENDINGS):
         raise click.UsageError(f"rows are written as JSONL: {out!r} ends like something else")
-    files = [Path(name) for name in (source, out) if name != "-"] + ([errors] if errors else [])
-    real = [file.resolve() for file in files]
+    written = ([("-o", Path(out))] if out != "-" else []) + ([("--errors", errors)] if errors else [])
+    for flag, path in written:
+        _check_place(flag, path)
+    _check_distinct(source, [path for _, path in written])
+
+
+def _check_place(flag: str, path: Path) -> None:
+    if str(path) == "-":
+        wrong = "has to be a file"
+    elif path.is_dir():
+        wrong = "is a folder"
+    elif path.exists() and not path.is_file():
+        wrong = "is not a plain file; `-o -` writes to standard output"
+    elif not path.resolve().parent.is_dir():
+        wrong = "its folder does not exist"
+    else:
+        return
+    raise click.UsageError(f"{flag} {path}: {wrong}")
+
+
+def _check_distinct(source: str, written: list[Path]) -> None:
+    """What is kept beside an output is written, too."""
+    from slotline.batch.manifest import manifest_path
+    from slotline.batch.writing import draft_path, unsorted_path
+
+    ours = [beside(path) for path in written[:1] for beside in (manifest_path, unsorted_path, draft_path)]
+    real = [path.resolve() for path in [*written, *ours, *([Path(source)] if source != "-" else [])]]
     if len(set(real)) < len(real):
-        raise click.UsageError("IN, OUT and --errors have to be different files")
-    for file in [Path(out)] if out != "-" else []:
-        if file.is_dir() or not file.resolve().parent.is_dir():
-            raise click.UsageError(f"-o {out}: " + ("is a folder" if file.is_dir() else "its folder does not exist"))
+        raise click.UsageError("IN, OUT (with the files beside it) and --errors have to be different files")

@@ -11,14 +11,21 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from slotline import Client
+from slotline.batch.backends import Backend
+from slotline.batch.embedded import EmbeddedRunner
+from slotline.batch.lines import Rules
+from slotline.batch.problems import BadInput
+from slotline.batch.reading import open_source
+from slotline.batch.session import Session, Settings
 from tests.processes import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -76,32 +83,82 @@ def batch(tmp_path: Path) -> Iterator[BatchRun]:
         process.communicate()
 
 
+class Lent:
+    """A runner that closing does not end."""
+
+    def __init__(self, runner: EmbeddedRunner) -> None:
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def close(self) -> None:
+        pass
+
+
+class Kept:
+    """A backend whose runner is used by one session after another."""
+
+    def __init__(self, runner: EmbeddedRunner) -> None:
+        self.runner = runner
+
+    def model_name(self) -> str:
+        return self.runner.model
+
+    def open(self, say: Any) -> Any:
+        return Lent(self.runner)
+
+
 def children(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Kept]:
+    """One Valkey and worker for every test that only looks at the rows."""
+    with closing(EmbeddedRunner("fake:echo", 4)) as runner:
+        yield Kept(runner)
+
+
+def here(batch: BatchRun, kept: Kept, rules: Rules | None = None, **settings: Any) -> int:
+    """Run the input over the kept runner; returns the exit status."""
+    source, backend = open_source(str(batch.folder / "in.jsonl")), cast(Backend, kept)
+    return Session(source, rules or Rules(), backend, Settings(str(batch.out), **settings)).run()
+
+
 def test_killed_twice_every_line_has_its_row_once(batch: BatchRun) -> None:
-    count = 1500
+    count = 400
     batch.write(*({"prompt": f"line {n} ", "n": n, "max_tokens": 7} for n in range(count)))
     chance = random.Random(4)
-    before = 0
-    for _ in range(2):
+    for kill in (kill_itself, kill_its_keeper):
         process = batch.start("--slots", "16")
-        goal = before + chance.randrange(100, 500)
-        eventually(partial(batch.has, goal), "rows come", 120)
+        eventually(partial(batch.has, batch.written() + chance.randrange(20, 100)), "rows come", 120)
         ours = children(process.pid)
         assert process.poll() is None, "it was to be killed before it ends"
-        process.kill()
-        process.wait()
+        kill(process)
         _, alive = psutil.wait_procs(ours, timeout=30)
         assert alive == [], "what it had started ends with it"
-        before = batch.written()
-        assert goal <= before < count
+        assert 0 < batch.written() < count
+    before = batch.written()
     status, told = batch.run("--slots", "16")
     assert status == 0, told
     assert f"going on with out.jsonl: {before} of {count} lines are done" in told
     assert Counter(row["n"] for row in batch.rows) == Counter(range(count))
     assert all(row["line"] == row["n"] + 1 and row["error"] is None for row in batch.rows)
+
+
+def kill_itself(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+
+
+def kill_its_keeper(process: subprocess.Popen[str]) -> None:
+    """The run is left without its processes, says so, and ends what is left of them."""
+    next(child for child in children(process.pid) if child.cmdline()[-2:] == ["batch", "keep"]).kill()
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 3, told
+    assert "stopped early: the process that kept Valkey and the worker was ended by signal 9" in told
+    assert "to go on: " in told
 
 
 def test_ctrl_c_ends_it_with_130_and_leaves_nothing_running(batch: BatchRun) -> None:
@@ -128,19 +185,27 @@ def test_ctrl_c_while_the_model_loads_leaves_nothing_running(batch: BatchRun) ->
     assert psutil.wait_procs(ours, timeout=30)[1] == []
 
 
-def test_lines_that_cannot_be_served_are_rows_and_the_others_run(batch: BatchRun) -> None:
+def test_lines_that_cannot_be_served_are_rows_and_the_others_run(batch: BatchRun, kept: Kept) -> None:
     lines: list[dict[str, Any]] = [{"prompt": f"line {n}", "max_tokens": 5} for n in range(100)]
     lines[10]["prompt"] = "x" * 20_000
     lines[20]["temperature"] = 99
     batch.write(*lines)
-    status, told = batch.run()
-    assert status == 1, told
+    assert here(batch, kept) == 1
     errors = {row["line"]: row["error"]["code"] for row in batch.rows if row["error"]}
     assert errors == {11: "context_length_exceeded", 21: "invalid_request"}
     assert len(batch.rows) == 100
 
 
-def test_openai_lines_of_every_kind(batch: BatchRun) -> None:
+def test_an_option_that_no_line_can_be_served_with_is_refused(batch: BatchRun, kept: Kept) -> None:
+    batch.write({"prompt": "a"})
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "string", "format": "odd"}}}
+    for options, told in (({"temperature": 99}, "temperature"), ({"response_format": schema}, "the format 'odd'")):
+        with pytest.raises(BadInput, match=f"the options of the command cannot be served: .*{told}"):
+            here(batch, kept, Rules(options=options))
+    assert not batch.out.exists()
+
+
+def test_openai_lines_of_every_kind(batch: BatchRun, kept: Kept) -> None:
     def line(custom_id: str, endpoint: str, **body: Any) -> dict[str, Any]:
         return {"custom_id": custom_id, "method": "POST", "url": f"/v1/{endpoint}", "body": body}
 
@@ -150,8 +215,7 @@ def test_openai_lines_of_every_kind(batch: BatchRun) -> None:
         line("unknown", "completions", prompt="a", model="gpt"),
         line("odd", "completions", prompt="a", no_such_field=1),
     )
-    status, told = batch.run("--order", "input", "--seed", "3")
-    assert status == 1, told
+    assert here(batch, kept, Rules(seed=3), order="input") == 1
     chat, text, unknown, odd = batch.rows
     assert [row["custom_id"] for row in batch.rows] == ["chat", "text", "unknown", "odd"]
     assert [choice["index"] for choice in chat["response"]["body"]["choices"]] == [0, 1]
@@ -170,12 +234,15 @@ def test_a_worker_that_cannot_run_is_told_in_its_own_words(batch: BatchRun) -> N
     assert not batch.out.exists() or not batch.rows
 
 
-def test_the_same_seed_gives_the_same_answers(batch: BatchRun) -> None:
+def test_the_same_seed_gives_the_same_answers_here_and_on_a_server(batch: BatchRun, kept: Kept, up: str) -> None:
     batch.write(*({"prompt": "the same prompt", "max_tokens": 8} for _ in range(12)))
-    assert batch.run("--order", "input", "--temperature", "1.5")[0] == 0
+    rules = Rules(options={"temperature": 1.5})
+    assert here(batch, kept, rules, order="input") == 0
     first = [row["text"] for row in batch.rows]
-    assert batch.run("--order", "input", "--temperature", "1.5", "--slots", "3", "--overwrite")[0] == 0
-    assert [row["text"] for row in batch.rows] == first
+    again = over(
+        batch, up, "run", "in.jsonl", "-o", "out.jsonl", "--order", "input", "--temperature", "1.5", "--overwrite"
+    )
+    assert (again.returncode, [row["text"] for row in batch.rows]) == (0, first), again.stderr
     assert len(set(first)) > 1, "each line draws for itself"
 
 
@@ -186,23 +253,10 @@ def test_the_sample_that_comes_with_us_runs_on_the_demo_model(batch: BatchRun) -
     sample = Path(slotline.batch.__file__).with_name("sample.jsonl")
     from worker.demo import demo_model_path
 
-    status, told = batch.run("--max-tokens", "8", source=str(sample), model=str(demo_model_path()))
+    status, told = batch.run("--max-tokens", "4", source=str(sample), model=str(demo_model_path()))
     assert status == 0, told
     assert len(batch.rows) == len(sample.read_text().splitlines())
     assert all(row["text"].strip() for row in batch.rows)
-
-
-def test_a_keeper_that_is_killed_stops_the_run_and_leaves_nothing_running(batch: BatchRun) -> None:
-    batch.write(*({"prompt": f"line {n}"} for n in range(5000)))
-    process = batch.start()
-    eventually(partial(batch.has, 1), "rows come", 60)
-    ours = children(process.pid)
-    keeper = next(child for child in ours if child.cmdline()[-2:] == ["batch", "keep"])
-    keeper.kill()
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 3, told
-    assert "to go on: " in told
-    assert psutil.wait_procs(ours, timeout=30)[1] == []
 
 
 @pytest.fixture(scope="module")
@@ -232,11 +286,12 @@ def over(batch: BatchRun, up: str, *args: str) -> subprocess.CompletedProcess[st
 
 
 def test_a_run_on_a_server_is_resumed_after_a_kill(batch: BatchRun, up: str) -> None:
-    count = 600
+    count = 300
     batch.write(*({"prompt": f"line {n} ", "n": n, "max_tokens": 5} for n in range(count)))
     command = [sys.executable, "-P", "-m", "slotline", "batch", "run", "in.jsonl", "-o", "out.jsonl", "--url", up]
     process = subprocess.Popen(command, cwd=batch.folder)
-    eventually(partial(batch.has, 100), "rows come", 120)
+    eventually(partial(batch.has, 30), "rows come", 120)
+    assert process.poll() is None, "it was to be killed before it ends"
     process.kill()
     process.wait()
     done = over(batch, up, "run", "in.jsonl", "-o", "out.jsonl")

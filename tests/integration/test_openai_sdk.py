@@ -228,7 +228,13 @@ def test_langchain_invokes_and_streams(sdk: openai.OpenAI, echo: str, client: re
 
 
 def test_langchain_binds_tools_and_schemas(sdk: openai.OpenAI, echo: str) -> None:
-    chat = ChatOpenAI(model=echo, base_url=str(sdk.base_url), api_key=SecretStr("none"), temperature=0)
+    chat = ChatOpenAI(
+        model=echo,
+        base_url=str(sdk.base_url),
+        api_key=SecretStr("none"),
+        temperature=0,
+        extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+    )
     answer = chat.bind_tools([WEATHER]).invoke(CALL)
     assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("weather", {"city": "Oslo"})]  # type: ignore[attr-defined]
     found = chat.with_structured_output(Animal, method="json_schema").invoke("hello")

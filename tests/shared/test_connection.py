@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Barrier
@@ -228,3 +229,15 @@ def test_a_limit_of_connections_makes_callers_wait_and_not_fail(settings: Settin
 def test_a_caller_may_set_another_time_limit(settings: Settings) -> None:
     assert connect(settings, timeout_s=9).connection_pool.connection_kwargs["socket_timeout"] == 9
     assert connect(settings).connection_pool.connection_kwargs["socket_timeout"] == 5
+
+
+def test_who_waits_for_a_free_connection_waits_longer_than_for_redis(valkey: str) -> None:
+    client = connect(load(Settings, {"redis_url": valkey, "redis_timeout_s": 0.3}), connections=1)
+    pool: Any = client.connection_pool
+    with client, ThreadPoolExecutor(1) as others:
+        taken = pool.get_connection()
+        answer = others.submit(client.ping)
+        done, _ = wait_for([answer], timeout=0.5)
+        assert not done
+        pool.release(taken)
+        assert answer.result(timeout=10) is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -79,7 +80,7 @@ def rows(name: str = "out.jsonl") -> list[dict[str, Any]]:
 
 def sent(api: ScriptedServer) -> list[dict[str, Any]]:
     unsaid = ("id", "model", "priority", "result_ttl_s", "seed")
-    bodies = [asked.body for asked in api.asked_for("/v1/jobs")]
+    bodies = [asked.body for asked in api.asked_for("/v1/jobs") if asked.body["priority"] == "batch"]
     return [{name: value for name, value in body.items() if name not in unsaid} for body in bodies]
 
 
@@ -145,7 +146,11 @@ def test_broken_input_ends_with_2_and_the_numbers_of_the_lines(batch: Run, api: 
         (["-o", "out.jsonl.gz"], "rows are written as JSONL"),
         (["-o", "in.jsonl"], "have to be different files"),
         (["-o", "out.jsonl", "--errors", "./out.jsonl"], "have to be different files"),
-        (["-o", "nowhere/out.jsonl"], "its folder does not exist"),
+        (["-o", "nowhere/out.jsonl"], "-o nowhere/out.jsonl: its folder does not exist"),
+        (["-o", "out.jsonl", "--errors", "nowhere/e"], "--errors nowhere/e: its folder does not exist"),
+        (["-o", "out.jsonl", "--errors", "-"], "--errors -: has to be a file"),
+        (["-o", "/dev/null"], "-o /dev/null: is not a plain file"),
+        (["-o", "out.jsonl", "--errors", "out.jsonl.manifest.json"], "have to be different files"),
         (["-o", "."], "is a folder"),
         (["-o", "out.jsonl", "--max-failures", "x"], "not a number of lines"),
         (["-o", "out.jsonl", "--template", "{"], "--template"),
@@ -162,6 +167,56 @@ def test_bad_usage_ends_with_2(batch: Run, api: ScriptedServer, args: list[str],
     assert done.exit_code == 2
     assert told in done.stderr
     assert sent(api) == []
+
+
+@pytest.mark.parametrize("ending", ["manifest.json", "unsorted", "new"])
+def test_the_input_is_none_of_the_files_beside_the_output(batch: Run, ending: str) -> None:
+    name = wrote(f"out.jsonl.{ending}", {"prompt": "a"})
+    done = batch("run", name, "-o", "out.jsonl", "--overwrite")
+    assert done.exit_code == 2
+    assert "have to be different files" in done.stderr
+    assert Path(name).read_text() == '{"prompt": "a"}\n'
+
+
+def test_an_option_that_is_refused_is_told_before_a_line_is_run(batch: Run, api: ScriptedServer) -> None:
+    def refuse(handler: Handler) -> None:
+        param = "response_format.json_schema.schema.x"
+        answer(error(400, "unsupported_schema", f"{param}: `x` is not enforced", param), 400)(handler)
+
+    api._replies["POST", "/v1/jobs"].clear()
+    api.on("POST", "/v1/jobs", refuse)
+    wrote("in.jsonl", {"prompt": "a"})
+    wrote("answer.json", '\ufeff{"x": 1}')
+    done = batch("run", "in.jsonl", "-o", "out.jsonl", "--schema", "answer.json")
+    assert done.exit_code == 2
+    assert (
+        "the options of the command cannot be served: response_format.json_schema.schema.x: `x` is not" in done.stderr
+    )
+    assert sent(api) == []
+    assert not Path("out.jsonl").exists()
+
+
+def test_an_output_that_nobody_reads_stops_the_run(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any, **named: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("slotline.batch.writing.Output.write", broken)
+    wrote("in.jsonl", {"prompt": "a"})
+    done = batch("run", "in.jsonl", "-o", "-")
+    assert done.exit_code == 3
+    assert done.stderr.splitlines()[-1] == "slotline: stopped early: nobody reads the output any more"
+
+
+def test_a_full_disk_stops_the_run_and_tells_how_to_go_on(batch: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any, **named: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("slotline.batch.writing.Output.write", full)
+    wrote("in.jsonl", {"prompt": "a"})
+    done = batch("run", "in.jsonl", "-o", "out.jsonl")
+    assert done.exit_code == 3
+    assert "No space left" in done.stderr
+    assert "to go on: " in done.stderr.splitlines()[-1]
 
 
 def test_a_dry_run_writes_nothing(batch: Run, api: ScriptedServer, tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_a_bad_input_is_told_by_the_batch(http: FlaskClient, given: Services, fi
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ({"metadata": {"x" * 65: "a"}}, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 60}}, "output_expires_after.seconds"),
         ({"input_file_id": ""}, "input_file_id"),
         ({"input_file_id": None}, "input_file_id"),
@@ -128,6 +129,7 @@ def test_an_unknown_input_file_is_404(http: FlaskClient, file: str) -> None:
     body = {"input_file_id": "file-none", "endpoint": "/v1/completions", "completion_window": "24h"}
     answer = http.post("/v1/batches", json=body)
     assert (answer.status_code, answer.json["error"]["code"]) == (404, "file_not_found")
+    assert answer.json["error"]["param"] == "input_file_id"
 
 
 def test_results_are_no_input(http: FlaskClient, given: Services, file: str) -> None:

@@ -15,11 +15,11 @@ from flask.testing import FlaskClient
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.jobs import JobStore
-from shared.names import web_lease_key
+from shared.names import queue_name, rq_queue_key, web_lease_key
 from shared.records import JobRecord
 from tests.processes import eventually
 from tests.webapi.conftest import MakeApp, ScriptedWorker
-from webapi.services import services_of
+from webapi.services import CONNECTIONS, services_of
 
 BODY: dict[str, Any] = {"prompt": "hi", "n": 2}
 
@@ -166,6 +166,28 @@ def test_a_bound_job_names_this_process_whose_lease_is_there_first(
     with calling(app):
         assert [record.bound for record in jobs(store)] == [web] * 2
     assert leased == [b"1"]
+
+
+def test_the_lease_does_not_wait_for_the_connections_of_the_calls(app: Flask, client: redis.Redis) -> None:
+    given = services_of(app)
+    pool: Any = given.client.connection_pool
+    taken = [pool.get_connection() for _ in range(CONNECTIONS)]
+    given.bound.enter()
+    assert client.get(web_lease_key(given.bound.id)) == b"1"
+    given.bound.leave()
+    for connection in taken:
+        pool.release(connection)
+
+
+def test_a_call_of_very_many_jobs_queues_and_cancels_all_of_them(
+    http: FlaskClient, store: JobStore, live: ScriptedWorker
+) -> None:
+    answer = http.post("/v1/completions", json={"prompt": ["a"] * 150, "stream": True})
+    call = answer.headers["X-Slotline-Job-Id"]
+    waiting = store.client.lrange(rq_queue_key(queue_name("tiny", "interactive")), 0, -1)
+    assert waiting == [f"{call}-{n}".encode() for n in range(150)]
+    answer.close()
+    assert states(store) == ["cancelled"] * 150
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])

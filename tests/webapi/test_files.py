@@ -12,6 +12,7 @@ import pytest
 import redis
 from flask.testing import FlaskClient
 from openai.types import FileDeleted, FileObject
+from werkzeug.http import parse_options_header
 from werkzeug.test import TestResponse
 
 from shared.batches.records import Usage
@@ -112,6 +113,7 @@ def test_the_fields_may_come_in_any_order(http: FlaskClient, form: str) -> None:
         ("C:\\data\\in.jsonl", "in.jsonl"),
         ("a\u202eb\x07c", "abc"),
         ("..", ".."),
+        ("\u65e5\u672c \U0001f999.jsonl", "\u65e5\u672c \U0001f999.jsonl"),
         ("folder/", "upload"),
         ("", "upload"),
         ("x" * 255, "x" * 255),
@@ -130,6 +132,13 @@ def test_odd_file_names_are_only_names(http: FlaskClient, folder: Path, sent: st
     content = http.get(f"/v1/files/{answer.json['id']}/content")
     assert (content.status_code, content.data) == (200, b"hello")
     assert content.headers["Content-Disposition"].startswith("attachment; filename")
+    assert content.headers["Content-Disposition"].isascii()
+
+
+def test_a_name_that_a_header_cannot_say_is_encoded_in_it(http: FlaskClient) -> None:
+    file = send(http, name="\u00e9t\u00e9.jsonl").json["id"]
+    _, options = parse_options_header(http.get(f"/v1/files/{file}/content").headers["Content-Disposition"])
+    assert options["filename"] == "\u00e9t\u00e9.jsonl"
 
 
 def test_a_very_long_name_is_refused(http: FlaskClient, folder: Path) -> None:

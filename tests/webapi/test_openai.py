@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+import threading
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import redis
 from flask.testing import FlaskClient
 
 from shared.ask import Question
-from shared.errors import ContextLengthExceeded, DecodeFailed, GenerationTimeout, GrammarDeadEnd
+from shared.errors import ContextLengthExceeded, DecodeFailed, GenerationTimeout, GrammarDeadEnd, InvalidRequest
 from shared.jobs import JobStore, Pulled, request_of
 from tests.webapi.conftest import MODEL, MakeApp, ScriptedWorker
 
@@ -87,6 +88,19 @@ def test_without_a_live_worker_the_answer_is_503_at_once(
 def test_before_any_model_is_known_the_answer_is_503(http: FlaskClient, path: str) -> None:
     answer = http.post(path, json=BODIES[path])
     assert (answer.status_code, answer.json["error"]["code"]) == (503, "no_worker")
+
+
+def test_a_worker_that_is_busy_is_waited_for(make_app: MakeApp, worker: ScriptedWorker) -> None:
+    worker.report()
+    http = make_app(ask_timeout_s=0.4).test_client()
+
+    def late(_: Question) -> dict[str, Any]:
+        threading.Event().wait(0.6)
+        raise InvalidRequest("looked at", "prompt")
+
+    with worker.answering(late):
+        answer = http.post("/v1/completions", json={"prompt": "hi"})
+    assert (answer.status_code, answer.json["error"]["message"]) == (400, "looked at")
 
 
 def test_a_worker_that_does_not_answer_in_time_is_503(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -139,3 +141,45 @@ def test_without_redis_open_fails_and_leaves_no_reader(settings: Settings) -> No
         hub.open("a")
     assert hub.open_streams == 0
     hub.close()
+
+
+#: A job whose messages never stop coming, below gevent; prints the most of them that were handled between two turns of
+#: another greenlet that asks Redis something.
+FLOOD = """
+from gevent import monkey
+monkey.patch_all()
+import sys, threading, gevent, redis
+from shared.connection import connect
+from shared.names import events_key
+from shared.settings import WebSettings, load
+from webapi.streams import Hub
+
+settings = load(WebSettings, {"redis_url": sys.argv[1]})
+client = connect(settings)
+hub = Hub(settings, client)
+handled, most = 0, 0
+handle = Hub._handle
+
+def count(self, pubsub, message):
+    global handled
+    handled += 1
+    handle(self, pubsub, message)
+
+Hub._handle = count
+hub.open("a")
+flood = "for i = 1, 30000 do redis.call('PUBLISH', KEYS[1], ARGV[1]) end"
+gevent.spawn(connect(settings).eval, flood, 1, events_key("a"), '{"event": "token", "id": "1-0", "data": {}}')
+while handled < 30000:
+    before = handled
+    client.ping()
+    most = max(most, handled - before)
+print(most)
+hub.close()
+"""
+
+
+@pytest.mark.integration
+def test_a_flood_of_messages_lets_other_requests_have_their_turn(client: redis.Redis, valkey: str) -> None:
+    command = [sys.executable, "-c", FLOOD, valkey]
+    most = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    assert most < 3000

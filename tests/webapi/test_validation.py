@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+
 import pytest
 from flask.testing import FlaskClient
 
@@ -100,6 +102,14 @@ def test_a_body_that_is_not_declared_as_json_is_415(http: FlaskClient, kind: str
     answer = http.post("/v1/jobs", data=b'{"prompt": "a"}', content_type=kind)
     assert answer.status_code == 415
     assert "application/json" in answer.json["error"]["message"]
+
+
+def test_a_compressed_body_is_415(http: FlaskClient) -> None:
+    body = gzip.compress(b'{"prompt": "a"}')
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = http.post("/v1/jobs", data=body, headers=headers)
+    assert answer.status_code == 415
+    assert "Content-Encoding" in answer.json["error"]["message"]
 
 
 def test_a_body_above_the_limit_is_413_naming_it(make_app: MakeApp) -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker import tool_calls
 from worker.answer import AnswerFormat, AnswerReader, Delta, ToolCall, marks_of
 from worker.fake_scripts import SPOKEN, FakeVocab
 from worker.tools import HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, SYNTAXES, ToolSyntax
@@ -178,6 +181,35 @@ def test_calls_in_another_shape_follow_each_other_in_a_list(sizes: tuple[int, ..
     turned = '{"arguments": {"a": [1]}, "name": "news"}'
     made = read(f"[TOOL_CALLS][{CALL}, {turned}, {turned}]", reader(MISTRAL), sizes)
     assert [call.name for call in made.tool_calls] == ["weather", "news", "news"] and made.text == ""
+
+
+@pytest.mark.parametrize("arguments", ['{"a": NaN}', '{"a": 1e999}', '{"a": [-Infinity]}', '{"a": ' + "9" * 5000 + "}"])
+def test_numbers_that_json_cannot_hold_make_no_call_in_another_shape(arguments: str) -> None:
+    text = f'<tool_call>{{"arguments": {arguments}, "name": "weather"}}</tool_call>'
+    made = read(text, reader(HERMES, think=False))
+    assert made.tool_calls == [] and made.text == text
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL], ids=lambda s: s.name)
+@pytest.mark.parametrize("endless", ['{"name": "' + "a" * 5000, '{"' + "a" * 5000, "{" + " " * 5000, " " * 5000])
+def test_what_never_becomes_a_call_is_not_searched_from_the_start_for_each_token(
+    form: ToolSyntax, endless: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = [0]
+
+    def match(pattern: str, text: str, flags: int = 0) -> re.Match[str] | None:
+        longest.append(len(text))
+        return re.match(pattern, text, flags)
+
+    monkeypatch.setattr(tool_calls, "re", SimpleNamespace(match=match, escape=re.escape, DOTALL=re.DOTALL))
+    made = read(form.begin + endless, reader(form, think=False), (3,) * 1600)
+    assert made.text == form.begin + endless and made.tool_calls == []
+    assert max(longest) <= 256
+
+
+def test_a_call_behind_many_blanks_in_its_object_is_read_when_it_is_complete() -> None:
+    text = "<tool_call>{" + " " * 400 + '"name": "weather", "arguments": {}}</tool_call>'
+    assert [c.name for c in read(text, reader(HERMES), (5,) * 60).tool_calls] == ["weather"]
 
 
 def test_arguments_that_are_json_text_are_unpacked() -> None:

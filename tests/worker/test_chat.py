@@ -74,9 +74,24 @@ def test_a_template_cannot_reach_into_python() -> None:
         tokens([USER], "{{ ''.__class__.__mro__[1].__subclasses__() }}")
 
 
-def test_a_template_that_does_not_parse_is_named_so() -> None:
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for %}",
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{% if 1 %}" * 500 + "{% endif %}" * 500,
+        "{{ 10 ** 5000 }}",
+    ],
+    ids=["syntax", "brackets", "blocks", "number"],
+)
+def test_a_template_that_does_not_parse_is_named_so(source: str) -> None:
     with pytest.raises(ChatTemplateError, match="does not parse"):
-        ChatTemplate("{% for %}", FakeVocab())
+        ChatTemplate(source, FakeVocab())
+
+
+def test_a_template_that_makes_more_than_fits_in_memory_is_refused() -> None:
+    with pytest.raises(ChatTemplateError, match="refused"):
+        tokens([USER], "{{ messages[0].content * 10 ** 14 }}")
 
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, "{{ bos_token }}" + CHAT_TEMPLATE])

@@ -231,6 +231,15 @@ def test_a_constraint_that_becomes_too_complex_fails_alone(capfd: pytest.Capture
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_schema_that_cannot_be_fulfilled_ends_in_a_dead_end() -> None:
+    """2^53 is no multiple of 1.5, which shows only when the number is to begin."""
+    schema = {"type": "array", "minItems": 1, "items": {"multipleOf": 1.5}, "allOf": [{"items": {"const": 2**53}}]}
+    matcher = VOCAB.constraints.matcher(json_schema_constraint(schema, "p"))
+    matcher.accept(SPOKEN + ord("["))
+    with pytest.raises(GrammarDeadEnd, match="allows no token here"):
+        matcher.mask()
+
+
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 33])
 def test_a_mask_has_one_place_for_each_token(size: int) -> None:
     vocab_size = N_TOKENS + size

@@ -63,7 +63,7 @@ class Beating:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock of the heartbeat; the test moves it."""
     clock = [1000.0]
-    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: clock[0], time=lambda: clock[0]))
     return clock
 
 
@@ -116,6 +116,26 @@ def test_no_caller_is_given_up_before_redis_was_healthy_for_one_whole_lease(beat
     beat(beating, now, 1)
     beat(beating, now, LEASE_S - 0.1)
     assert not beating.ended() and len(beating.engine.pool.active) == 1
+    beat(beating, now, 0.2)
+    assert list(beating.ended().values()) == ["cancelled"]
+
+
+def test_nobody_is_given_up_because_the_machine_slept(
+    beating: Beating, now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept = [0.0]
+    clocks = SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0] + slept[0])
+    monkeypatch.setattr(heartbeat, "time", clocks)
+    beating.client.set(web_lease_key("web-1"), "1")
+    beating.submit(bound="web-1")
+    beat(beating, now, 0)
+    beating.pull()
+    beat(beating, now, LEASE_S)
+    beating.client.delete(web_lease_key("web-1"))
+    slept[0] = 3600.0
+    beat(beating, now, 1)
+    beat(beating, now, LEASE_S - 0.1)
+    assert not beating.ended()
     beat(beating, now, 0.2)
     assert list(beating.ended().values()) == ["cancelled"]
 

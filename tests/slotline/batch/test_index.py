@@ -17,7 +17,8 @@ def test_a_line_is_done_once() -> None:
         assert index.add_done(1, b"hash")
         assert not index.add_done(1, b"other")
         assert index.done(1) == b"hash"
-        assert index.done_count == 1
+        index.add_done(7)
+        assert [index.done_count(last) for last in (0, 1, 6, 7)] == [0, 1, 1, 2]
 
 
 def test_places_come_in_the_order_of_the_lines() -> None:

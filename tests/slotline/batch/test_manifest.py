@@ -29,6 +29,7 @@ def test_the_same_run_goes_on_under_its_name(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with hold(out) as first:
         assert first.is_new
+        out.write_text("rows\n")
     with hold(out) as second:
         assert not second.is_new
         assert second.run == first.run
@@ -52,7 +53,7 @@ def test_the_same_run_goes_on_under_its_name(tmp_path: Path) -> None:
 def test_another_run_is_refused_naming_what_differs(tmp_path: Path, change: dict[str, Any], told: str) -> None:
     out = tmp_path / "out.jsonl"
     with hold(out):
-        pass
+        out.write_text("rows\n")
     with pytest.raises(Refused) as refusal, hold(out, **change):
         pass
     assert told in str(refusal.value)
@@ -71,6 +72,7 @@ def test_overwriting_begins_anew_and_removes_what_belongs_to_the_output(tmp_path
         assert second.run != first.run
         assert not out.exists()
         assert not errors.exists()
+        out.write_text("rows\n")
     with hold(out, seed=3) as third:
         assert third.run == second.run
 
@@ -88,16 +90,25 @@ def test_rows_beside_a_manifest_that_was_not_finished_are_nobodys(tmp_path: Path
     out = tmp_path / "out.jsonl"
     out.write_text("rows\n")
     manifest_path(out).write_text('{"version": 1, "ru')
-    with pytest.raises(Refused, match="exists"), hold(out):
+    with pytest.raises(Refused, match=r"manifest\.json is damaged"), hold(out):
         pass
+    assert manifest_path(out).exists(), "somebody may want to mend it"
 
 
 def test_what_came_from_standard_input_is_not_gone_on_with(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with hold(out, input=None):
-        pass
+        out.write_text("rows\n")
     with pytest.raises(Refused, match="standard input or a pipe cannot be resumed"), hold(out, input=None):
         pass
+
+
+def test_where_nothing_was_written_any_run_may_begin(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with hold(out, input=None):
+        out.touch()
+    with hold(out, input=None, seed=5) as second:
+        assert second.is_new
 
 
 def test_two_runs_never_write_one_output(tmp_path: Path) -> None:
@@ -109,7 +120,7 @@ def test_two_runs_never_write_one_output(tmp_path: Path) -> None:
 def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with hold(out):
-        pass
+        out.write_text("rows\n")
     path = manifest_path(out)
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(Refused, match="another version of slotline"), hold(out):

@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -44,6 +45,8 @@ def test_the_last_line_needs_no_line_end_and_the_first_may_have_a_byte_order_mar
         (b"null", "not a JSON object"),
         (b"{", "not JSON"),
         (b'{"a": NaN}', "not JSON: there is no NaN"),
+        (b'{"a": [1.5, -1e999]}', "not JSON: the number -1e999 is too large"),
+        (b'[{"a": 1},', "a file that is one JSON array becomes JSONL with `jq -c '.[]'`"),
         (b'{"a": "\xff"}', "not UTF-8: byte 8 of the line is 0xff"),
         (b'{"a": "\\ud800"}', "half of a surrogate pair"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
@@ -125,6 +128,33 @@ def test_parquet_rows_become_json(tmp_path: Path) -> None:
 def test_parquet_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="not a Parquet file"):
         read(written(tmp_path, b"PAR? no", "in.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (pa.array([2**62], pa.timestamp("us")), "out of range"),
+        (pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff\xfe"]).buffers()), "invalid start byte"),
+    ],
+)
+def test_a_parquet_value_that_cannot_be_read_is_told(tmp_path: Path, column: Any, reason: str) -> None:
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"x": column}), path)
+    with pytest.raises(BadInput, match=f"among its rows 1 to 256 that cannot be read: .*{reason}"):
+        read(path)
+
+
+def test_parquet_that_names_a_column_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["x", "x"]), path)
+    with pytest.raises(BadInput, match="names the column 'x' twice"):
+        read(path)
+
+
+def test_a_standard_input_that_is_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(BadInput, match="standard input is closed"):
+        list(open_source("-").records())
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

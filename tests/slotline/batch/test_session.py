@@ -154,8 +154,21 @@ def test_the_input_may_be_moved(case: Case) -> None:
 def test_overwrite_begins_anew(case: Case) -> None:
     case.run()
     assert case.run(rules=Rules(options={"top_k": 1}), overwrite=True) == 0
-    assert len(case.runner.started) == 20
+    assert [line.number for line in case.runner.started if line.number] == list(range(1, 21))
     assert sorted(case.rows) == list(range(1, 21))
+
+
+def test_a_run_that_wrote_nothing_stands_in_nobodys_way(case: Case) -> None:
+    assert case.run(StandIn(lost_after=0)) == 3
+    assert case.rows == []
+    assert case.run(rules=Rules(seed=5)) == 0
+    assert len(case.rows) == 20
+
+
+def test_a_line_of_the_first_that_is_not_done_runs_however_many_others_are(case: Case) -> None:
+    assert case.run(failing(2)) == 1
+    assert case.run(limit=5) == 0
+    assert [line.number for line in case.runner.started] == [2]
 
 
 def test_a_limit_runs_the_first_lines_and_can_be_raised_later(case: Case) -> None:
@@ -205,7 +218,7 @@ def test_answers_that_were_cut_are_counted(case: Case) -> None:
         return Outcome(line, {**(served(line).answer or {}), "finish_reason": "length"})
 
     assert case.run(StandIn(cut)) == 0
-    assert "20 answers were cut at their length limit" in case.told
+    assert "20 answers were cut at the length limit" in case.told
 
 
 @pytest.fixture

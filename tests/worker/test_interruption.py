@@ -148,8 +148,8 @@ class Worker:
         events = self.say()
         # What was held back is one write with the end.
         tail = len(events) > 1 and isinstance(events[-2], Token) and events[-2].token is None
-        last = len(events) - 1 - tail
-        groups = [[e] for e in events[:last]] + [events[last:]] if events else []
+        end = len(events) - 1 - tail
+        groups = [[e] for e in events[:end]] + [events[end:]] if events else []
         for group in groups[:writes]:
             self.publisher._insist(group)
             while not self.finaliser._queue.empty():

@@ -57,6 +57,10 @@ def test_every_option_of_a_line_is_a_field_of_a_job() -> None:
     assert GenerationRequest.model_fields.keys() >= LINE_OPTIONS
 
 
+def test_a_line_may_ask_for_what_its_row_can_hold(tmp_path: Path) -> None:
+    assert one(tmp_path, {"prompt": "hi", "logprobs": 2}).body["logprobs"] == 2
+
+
 def test_with_a_template_every_field_is_data(tmp_path: Path) -> None:
     given = {"text": "so", "temperature": "warm", "prompt": "unused", "custom_id": 3, "body": "x"}
     line = one(tmp_path, given, template=Template("Classify: {text}"))

@@ -301,8 +301,60 @@ class GenerationRequest(Sampling):
             raise ValueError("give `grammar` or `tools`, not both")
 
 
-class JobRequest(GenerationRequest):
-    """The body of `POST /v1/jobs`: a generation, and how to queue it."""
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ChatSpelling(Strict):
+    """What OpenAI's chat endpoint has names of its own for."""
+
+    max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of `max_tokens`.")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="And those of this many likely ones.")
+    reasoning_effort: Effort | None = Field(
+        None, description="A variable of the chat template; `none` sets `enable_thinking` to false instead."
+    )
+
+    def one_length(self, max_tokens: int | None) -> int | None:
+        """The one length that is meant.
+
+        Raises:
+            ValueError: both names are given, with different lengths.
+        """
+        lengths = {max_tokens, self.max_completion_tokens} - {None}
+        if len(lengths) > 1:
+            raise ValueError("`max_completion_tokens` and `max_tokens` are the same field; give one of them")
+        return max_tokens or self.max_completion_tokens
+
+    def likely_tokens(self, logprobs: int | None) -> int | None:
+        """`GenerationRequest.logprobs`: how many likely tokens are shown; None where no probability is.
+
+        Raises:
+            ValueError: there are to be likely tokens without probabilities.
+        """
+        wanted = logprobs is not None and logprobs is not False
+        if self.top_logprobs is not None and not wanted:
+            raise ValueError("`top_logprobs` needs `logprobs`")
+        if isinstance(logprobs, bool):
+            return (self.top_logprobs or 0) if wanted else None
+        return logprobs if self.top_logprobs is None else self.top_logprobs
+
+    def template_variables(self, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        """`chat_template_kwargs` with the effort among them."""
+        if self.reasoning_effort is None:
+            return given
+        off = self.reasoning_effort == "none"
+        effort = {"enable_thinking": False} if off else {"reasoning_effort": self.reasoning_effort}
+        return effort | (given or {})
+
+
+class JobRequest(GenerationRequest, ChatSpelling):
+    """The body of `POST /v1/jobs`: a generation, and how to queue it.
+
+    It may be spelled as OpenAI's chat endpoint spells it, and is kept as ours.
+    """
+
+    logprobs: int | bool | None = Field(
+        None, ge=0, le=20, description="Give each token's log probability, and those of this many likely ones."
+    )
 
     id: JobId | None = Field(None, description="Yours, or one of ours. The same id with the same body is the same job.")
     priority: Priority = "normal"
@@ -318,6 +370,16 @@ class JobRequest(GenerationRequest):
     def _iso_8601(cls, value: Any) -> Any:
         # Pydantic alone would also take "1893456000", as seconds since 1970.
         return datetime.fromisoformat(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _in_our_spelling(self) -> Self:
+        self.max_tokens = self.one_length(self.max_tokens)
+        self.logprobs = self.likely_tokens(self.logprobs)
+        self.chat_template_kwargs = self.template_variables(self.chat_template_kwargs)
+        if self.chat_template_kwargs is not None and self.messages is None:
+            raise ValueError("`reasoning_effort` needs `messages`")
+        self.max_completion_tokens = self.top_logprobs = self.reasoning_effort = None
+        return self
 
     @model_validator(mode="after")
     def _one_start(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -11,33 +11,25 @@ from shared.openai.body import read
 from shared.openai.call import Call
 from shared.openai.choices import ChoicesExchange, ChoicesRequest
 from shared.openai.fields import CHAT
-from shared.schemas import Message, ToolChoice, Tools
+from shared.schemas import ChatSpelling, Message, ToolChoice, Tools
 
 
-class ChatRequest(ChoicesRequest):
+class ChatRequest(ChoicesRequest, ChatSpelling):
     """The body of a chat completion."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of `max_tokens`.")
     logprobs: bool = Field(False, description="Give each token's log probability.")
-    top_logprobs: int | None = Field(None, ge=0, le=20, description="And those of this many likely ones.")
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, max_length=32, description="Variables of the chat template, such as `enable_thinking`."
     )
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="A variable of the chat template; `none` sets `enable_thinking` to false instead."
-    )
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("`top_logprobs` needs `logprobs`")
-        lengths = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(lengths) > 1:
-            raise ValueError("`max_completion_tokens` and `max_tokens` are the same field; give one of them")
+        self.one_length(self.max_tokens)
+        self.likely_tokens(self.logprobs)
         return self
 
     def exchange(self) -> ChatExchange:
@@ -48,12 +40,12 @@ class ChatRequest(ChoicesRequest):
         """
         prompt = {
             "messages": [_known_role(message) for message in self.messages],
-            "max_tokens": self.max_tokens or self.max_completion_tokens,
-            "logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+            "max_tokens": self.one_length(self.max_tokens),
+            "logprobs": self.likely_tokens(self.logprobs),
             "tools": self.tools,
             "tool_choice": self.tool_choice,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "chat_template_kwargs": self._template_variables(),
+            "chat_template_kwargs": self.template_variables(self.chat_template_kwargs),
         }
         return ChatExchange(
             model=self.model,
@@ -63,13 +55,6 @@ class ChatRequest(ChoicesRequest):
             requests=self.choices_of(prompt),
             per_prompt=self.n,
         )
-
-    def _template_variables(self) -> dict[str, Any] | None:
-        if self.reasoning_effort is None:
-            return self.chat_template_kwargs
-        off = self.reasoning_effort == "none"
-        effort = {"enable_thinking": False} if off else {"reasoning_effort": self.reasoning_effort}
-        return effort | (self.chat_template_kwargs or {})
 
 
 def read_chat(body: bytes | dict[str, Any]) -> ChatExchange:

@@ -83,7 +83,7 @@ class Session:
             run, output, retried = self._claimed(name, index, held)
             done = index.done_count(last)
             if done:
-                again = f", {retried} failed ones run again" if retried else ""
+                again = f"; failed lines that run again: {retried}" if retried else ""
                 self._say(f"going on with {self._settings.out}: {done} of {total} lines are done{again}")
             if total is not None and done >= total:
                 with output:

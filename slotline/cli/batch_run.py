@@ -102,6 +102,9 @@ def run(
         from slotline.batch.session import Session, Settings
 
         _check_paths(source, out, errors)
+        if Path(out).is_symlink():
+            # Files that take the place of another would take that of the link.
+            out = str(Path(out).resolve())
         settings = Settings(
             out, errors, order, limit, max_failures or FailureLimit(), overwrite=overwrite, window=concurrency
         )

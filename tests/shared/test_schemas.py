@@ -123,7 +123,10 @@ BAD = {
     ],
     "parallel_tool_calls": ["true", 1, True],
     "chat_template_kwargs": [5, "x", [], {}, {str(i): i for i in range(33)}],
-    "logprobs": [*NO_WHOLE, -1, 21],
+    "logprobs": [*(value for value in NO_WHOLE if value is not True), -1, 21],
+    "max_completion_tokens": [*NO_WHOLE, 0, -1],
+    "top_logprobs": [*NO_WHOLE, -1, 21],
+    "reasoning_effort": ["", "most", 1, True, []],
     "embed": ["true", 1, None],
     "ignore_eos": ["true", 1, None],
     "cache_prompt": ["true", 1],
@@ -519,3 +522,28 @@ def test_a_token_event_may_carry_reasoning_tool_calls_and_log_probabilities() ->
         "logprobs": likely | {"top_logprobs": [likely]},
     }
     assert TokenEvent.model_validate(event).model_dump() == event
+
+
+def test_a_job_may_be_spelled_as_the_chat_endpoint_spells_it() -> None:
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+    theirs = {"max_completion_tokens": 5, "logprobs": True, "top_logprobs": 3, "reasoning_effort": "none"}
+    ours = {"max_tokens": 5, "logprobs": 3, "chat_template_kwargs": {"enable_thinking": False}}
+    spelled, plain = JobRequest.model_validate(chat | theirs), JobRequest.model_validate(chat | ours)
+    assert spelled.payload() == plain.payload() and spelled.fingerprint() == plain.fingerprint()
+    assert JobRequest(prompt="hi", logprobs=False).logprobs is None
+    assert JobRequest(prompt="hi", logprobs=True).logprobs == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+        ({"top_logprobs": 2}, "`top_logprobs` needs `logprobs`"),
+        ({"logprobs": False, "top_logprobs": 2}, "`top_logprobs` needs `logprobs`"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"reasoning_effort": "low"}, "`reasoning_effort` needs `messages`"),
+    ],
+)
+def test_a_job_that_contradicts_itself_in_two_spellings_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        JobRequest.model_validate({"prompt": "hi"} | fields)

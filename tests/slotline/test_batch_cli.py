@@ -219,6 +219,15 @@ def test_a_full_disk_stops_the_run_and_tells_how_to_go_on(batch: Run, monkeypatc
     assert "to go on: " in done.stderr.splitlines()[-1]
 
 
+def test_a_link_to_the_output_stays_one(batch: Run) -> None:
+    wrote("in.jsonl", {"prompt": "a"})
+    Path("link.jsonl").symlink_to("out.jsonl")
+    done = batch("run", "in.jsonl", "-o", "link.jsonl", "--order", "input")
+    assert done.exit_code == 0, done.stderr
+    assert Path("link.jsonl").is_symlink()
+    assert [row["line"] for row in rows("out.jsonl")] == [1]
+
+
 def test_a_dry_run_writes_nothing(batch: Run, api: ScriptedServer, tmp_path: Path) -> None:
     api.on("POST", "/v1/tokenize", answer({"tokens": [1, 2]}))
     wrote("in.jsonl", {"prompt": "a"}, {"prompt": "b"})

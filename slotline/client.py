@@ -206,6 +206,8 @@ def _item_body(item: Item, options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(item, Mapping):
         fields = {**options, **item}
         return _body(fields.pop("prompt", None), fields.pop("messages", None), fields)
+    if not isinstance(item, Iterable):
+        raise TypeError(f"an item of `map` is a prompt, messages or the fields of a job, not {type(item).__name__}")
     if not isinstance(item, str) and any(isinstance(part, Mapping) for part in item):
         return _body(None, cast(Messages, item), options)
     return _body(cast(Prompt, item), None, options)

@@ -184,7 +184,8 @@ def _pause_s(failure: ApiError | ConnectionFailed, attempt: int) -> float | None
 
 
 def _checked(url: str) -> str:
-    url = (url if "://" in url else f"http://{url}").rstrip("/")
+    # Users of the `openai` package have an address that ends in `/v1`.
+    url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1").rstrip("/")
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

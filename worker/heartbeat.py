@@ -50,6 +50,8 @@ class Heartbeat:
         self.queue_names: list[str] = list(worker.queue_names())
         self.queue_depth = 0
         self.missed_replies = False
+        # A short lease has to be renewed before it runs out.
+        self._every_s = min(HEARTBEAT_S, worker.settings.lease_s / 3)
         self._healthy_since: float | None = None
         self._next = 0.0
         self._last_beat = time.time()
@@ -86,7 +88,7 @@ class Heartbeat:
             RedisError: Redis did not answer; `note_outage` is the caller's to say.
         """
         worker = self._worker
-        self._next = time.monotonic() + HEARTBEAT_S
+        self._next = time.monotonic() + self._every_s
         if self._has_slept():
             self._healthy_since = None
         worker.store.renew_lease(worker.name, worker.settings.lease_s)

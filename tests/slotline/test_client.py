@@ -172,6 +172,11 @@ def test_the_scheme_may_be_left_out() -> None:
         assert api.base_url == "http://localhost:8000"
 
 
+def test_an_address_may_end_as_users_of_the_openai_package_write_it() -> None:
+    with Client("http://127.0.0.1:8000/v1/") as api:
+        assert api.base_url == "http://127.0.0.1:8000"
+
+
 def test_the_other_endpoints(server: ScriptedServer, api: Client) -> None:
     server.on("POST", "/v1/tokenize", answer({"tokens": [5, 6]}))
     server.on("POST", "/v1/detokenize", answer({"content": "hi"}))

@@ -146,3 +146,8 @@ def test_nothing_gives_nothing_and_a_window_needs_room(api: Client) -> None:
 def test_a_single_prompt_in_the_place_of_many_is_refused(api: Client, items: Any) -> None:
     with pytest.raises(TypeError, match="put it into a list"):
         api.map(items)
+
+
+def test_an_item_that_is_no_prompt_is_refused_by_what_it_is() -> None:
+    with Client("http://127.0.0.1:1") as api, pytest.raises(TypeError, match="not int"):
+        list(api.map([5]))  # type: ignore[list-item]

@@ -32,8 +32,8 @@ LEASE_S = 5.0
 class Beating:
     """A worker whose threads do not run: the test pulls, prepares, ticks and beats."""
 
-    def __init__(self, client: redis.Redis, url: str) -> None:
-        settings = load(WorkerSettings, {"model_path": "fake:count", "redis_url": url, "lease_s": LEASE_S})
+    def __init__(self, client: redis.Redis, url: str, lease_s: float = LEASE_S) -> None:
+        settings = load(WorkerSettings, {"model_path": "fake:count", "redis_url": url, "lease_s": lease_s})
         backend = FakeBackend.from_settings(settings)
         self.events: list[Event] = []
         self.client = client
@@ -202,6 +202,19 @@ def test_a_beat_is_due_a_second_after_the_last(beating: Beating, now: list[float
     assert not beating.worker.heart.is_due
     now[0] += heartbeat.HEARTBEAT_S
     assert beating.worker.heart.is_due
+
+
+def test_a_short_lease_is_renewed_before_it_runs_out_and_trusted_in_time(
+    client: redis.Redis, valkey: str, now: list[float]
+) -> None:
+    beating = Beating(client, valkey, lease_s=0.9)
+    began = now[0]
+    while now[0] < began + 1:
+        beat(beating, now, 0.0)
+        assert not beating.worker.heart.is_due
+        now[0] += 0.9 / 3 + 0.01
+        assert beating.worker.heart.is_due
+    assert beating.worker.heart.trusts_leases
 
 
 def test_queues_are_followed_most_urgent_first(beating: Beating, now: list[float], client: redis.Redis) -> None:

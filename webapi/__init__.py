@@ -8,7 +8,7 @@ from flask import Flask, Response, request
 from flask_openapi.models.info import Info
 from flask_openapi.openapi import OpenAPI
 
-from shared.schemas import ErrorResponse
+from shared.results import ErrorResponse
 from shared.settings import WebSettings
 from webapi import batches, docs, errors, events, files, health, jobs, models, openai, stats, tokens
 from webapi.services import EXTENSION, Services, services

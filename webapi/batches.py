@@ -10,7 +10,7 @@ from pydantic import Field
 from shared.batches.schemas import BatchList, BatchObject, BatchRequest
 from shared.errors import BatchNotFound, InvalidRequest
 from shared.names import JOB_ID
-from shared.schemas import ErrorResponse
+from shared.results import ErrorResponse
 from webapi.describe import Parameters, Query, blueprint, body_of
 from webapi.files import page
 from webapi.services import services

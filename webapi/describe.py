@@ -12,7 +12,7 @@ from flask_openapi.models.request_body import RequestBody
 from flask_openapi.models.schema import Schema
 from pydantic import BaseModel, ConfigDict
 
-from shared.schemas import ErrorResponse
+from shared.results import ErrorResponse
 
 REF = "#/components/schemas/{model}"
 

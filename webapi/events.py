@@ -14,7 +14,8 @@ from flask import Response, request
 from pydantic import Field
 
 from shared.errors import InvalidRequest
-from shared.schemas import ErrorResponse, JobObject, Strict, TokenEvent
+from shared.results import ErrorResponse, JobObject, TokenEvent
+from shared.schemas import Strict
 from shared.stream import START, Event, EventId
 from webapi.callers import caller_is_gone
 from webapi.describe import Parameters, Query, blueprint, event_stream

@@ -15,7 +15,7 @@ from shared.batches.schemas import FileDeleted, FileList, FileObject
 from shared.errors import FileNotFound, InvalidRequest
 from shared.files import StoredFile
 from shared.names import JOB_ID
-from shared.schemas import ErrorResponse
+from shared.results import ErrorResponse
 from webapi.describe import Parameters, Query, add_schema, blueprint
 from webapi.services import services
 from webapi.upload import UploadForm, receive

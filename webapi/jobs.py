@@ -12,7 +12,8 @@ from pydantic import Field
 from redis.exceptions import RedisError
 
 from shared.errors import InvalidRequest, JobNotFound
-from shared.schemas import ErrorResponse, JobList, JobObject, JobRequest, Strict
+from shared.results import ErrorResponse, JobList, JobObject
+from shared.schemas import JobRequest, Strict
 from webapi.admission import admit
 from webapi.callers import caller_is_gone
 from webapi.describe import Parameters, Query, blueprint, body_of

@@ -12,7 +12,8 @@ from pydantic import Field
 from shared.errors import UnknownModel
 from shared.names import MODELS
 from shared.registry import ModelCard
-from shared.schemas import ErrorResponse, Strict
+from shared.results import ErrorResponse
+from shared.schemas import Strict
 from webapi.describe import Parameters, blueprint
 from webapi.services import services
 

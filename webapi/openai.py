@@ -14,7 +14,7 @@ from shared.openai.chat import ChatRequest
 from shared.openai.completions import CompletionRequest
 from shared.openai.embeddings import EmbeddingRequest
 from shared.openai.exchange import Endpoint, read_exchange
-from shared.schemas import ErrorResponse
+from shared.results import ErrorResponse
 from webapi import errors
 from webapi.calls import CallerLeft, OpenCall
 from webapi.chunks import chunk_frames

@@ -10,7 +10,8 @@ from pydantic import Field
 from shared.ask import Kind, ask
 from shared.errors import NoWorker
 from shared.registry import ModelCard
-from shared.schemas import ErrorResponse, Strict
+from shared.results import ErrorResponse
+from shared.schemas import Strict
 from webapi.admission import check_token_ids
 from webapi.describe import blueprint, body_of
 from webapi.services import services

@@ -172,6 +172,7 @@ def test_a_call_that_is_given_up_frees_its_slot(http: httpx.Client) -> None:
         job = f"/v1/jobs/{answer.headers['X-Slotline-Job-Id']}"
     eventually(lambda: http.get(job).json()["detail"] == "canceled", "its worker has let go of it")
     eventually(lambda: http.get("/v1/stats").json()["workers"][0]["active_slots"] == 0, "the slot is free")
+    assert http.get(job).json()["status"] == "cancelled"
 
 
 def test_stop_strings_are_left_out(http: httpx.Client) -> None:

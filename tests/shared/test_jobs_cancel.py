@@ -17,7 +17,8 @@ from rq.registry import CanceledJobRegistry, DeferredJobRegistry, FailedJobRegis
 from shared.errors import JobAlreadyEnded, JobNotEnded, JobNotFound
 from shared.jobs import JobStore
 from shared.names import JOB_FUNCTION
-from shared.schemas import JobObject, JobRequest
+from shared.results import JobObject
+from shared.schemas import JobRequest
 from shared.stream import Append, Event, EventId, dumps
 from tests.shared.world import MODEL, NORMAL, World, end_of
 

@@ -10,7 +10,7 @@ from rq.job import JobStatus
 
 from shared.errors import JobNotFound
 from shared.reading import answer_so_far
-from shared.schemas import JobObject
+from shared.results import JobObject
 from tests.shared.world import World
 
 

@@ -15,7 +15,7 @@ from shared.errors import InvalidRequest
 from shared.jobs import request_of
 from shared.names import JOB_FUNCTION, SERIALIZER
 from shared.records import STATUS, JobRecord, job_object
-from shared.schemas import JobObject
+from shared.results import JobObject
 from tests.shared.world import MODEL, NORMAL, World
 
 REQUEST = {"prompt": "hi"}

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from shared.schemas import GenerationRequest, JobRequest, Message, TokenEvent
+from shared.results import TokenEvent
+from shared.schemas import GenerationRequest, JobRequest, Message
 
 FULL: dict[str, Any] = {
     "prompt": "Once",

@@ -9,7 +9,7 @@ from flask.testing import FlaskClient
 
 from shared.jobs import JobStore
 from shared.names import JOBS_INDEX, events_key, job_key
-from shared.schemas import JobObject
+from shared.results import JobObject
 from tests.webapi.conftest import MODEL, MakeApp, ScriptedWorker
 
 

@@ -7,7 +7,7 @@ import redis
 from flask.testing import FlaskClient
 
 from shared.names import job_key
-from shared.schemas import JobList
+from shared.results import JobList
 from tests.webapi.conftest import ScriptedWorker
 from webapi import listing
 

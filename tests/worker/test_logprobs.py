@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shared.schemas import TokenLogprob
+from shared.results import TokenLogprob
 from tests.worker.engine_harness import Harness, alone
 from worker.backend import BatchItem, DecodeOutcome, Logits, SamplingParams, Vocabulary
 from worker.fake_scripts import EOS, N_TOKENS, SPOKEN, FakeVocab

@@ -21,7 +21,8 @@ from rq.worker import SimpleWorker
 from shared.errors import DecodeFailed, GrammarDeadEnd, QueueTimeout
 from shared.jobs import JobStore
 from shared.names import SERIALIZER, events_key, held_key, queue_name
-from shared.schemas import JobObject, JobRequest, TokenEvent
+from shared.results import JobObject, TokenEvent
+from shared.schemas import JobRequest
 from shared.settings import Settings
 from tests.processes import eventually
 from worker.answer import CallDelta, Delta, ToolCall

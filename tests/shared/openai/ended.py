@@ -8,7 +8,7 @@ from typing import Any
 
 from shared.openai.exchange import Call
 from shared.records import JobRecord, job_object
-from shared.schemas import JobObject, TokenEvent
+from shared.results import JobObject, TokenEvent
 
 CALL = Call("abc", 1_700_000_000, "tiny")
 RECORD = JobRecord.parse("j1", {b"origin": b"sl:tiny:interactive", b"status": b"finished"})

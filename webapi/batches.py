@@ -13,6 +13,7 @@ from shared.names import JOB_ID
 from shared.results import ErrorResponse
 from webapi.describe import Parameters, Query, blueprint, body_of
 from webapi.files import page
+from webapi.idempotency import IdempotencyHeader
 from webapi.services import services
 from webapi.validation import read_body
 
@@ -50,11 +51,12 @@ class BatchesQuery(Query):
     "/v1/batches",
     summary="Create a batch",
     request_body=body_of(bp, BatchRequest),
-    responses={200: BatchObject, **dict.fromkeys((404, 413, 415), ErrorResponse)},
+    responses={200: BatchObject, **dict.fromkeys((404, 409, 413, 415), ErrorResponse)},
 )
-def create() -> Response:
+def create(header: IdempotencyHeader) -> Response:
     """Run each line of a file as a request of its own, at the lowest priority.
 
+    A repeated `Idempotency-Key` with the same body means the same batch, with another one it is a 409.
     What is wrong with the lines makes a batch that turns `failed`, with an entry for each bad line in `errors`.
     """
     asked = read_body(BatchRequest)
@@ -65,6 +67,7 @@ def create() -> Response:
         asked.completion_window,
         asked.metadata,
         expires.seconds if expires else None,
+        header.checked_key,
     )
     return jsonify(batch.shown())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from functools import partial
 from typing import Annotated
 
@@ -16,8 +15,9 @@ from shared.results import ErrorResponse, JobList, JobObject
 from shared.schemas import JobRequest, Strict
 from webapi.admission import admit
 from webapi.callers import caller_is_gone
-from webapi.describe import Parameters, Query, blueprint, body_of
+from webapi.describe import Query, blueprint, body_of
 from webapi.follow import wait_for_end
+from webapi.idempotency import IdempotencyHeader
 from webapi.listing import ListQuery, job_page
 from webapi.paths import JobPath, possible_id
 from webapi.services import services
@@ -25,24 +25,12 @@ from webapi.validation import read_body
 
 bp = blueprint("jobs", "jobs")
 
-IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
-
 
 class SubmitQuery(Query):
     """How to answer."""
 
     wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         None, description="Seconds to wait for the job's end before answering."
-    )
-
-
-class SubmitHeader(Parameters):
-    """Headers of a submit."""
-
-    idempotency_key: str | None = Field(
-        None,
-        alias="Idempotency-Key",
-        description="1 to 255 printable ASCII characters. The same key with the same body is the same job.",
     )
 
 
@@ -70,14 +58,14 @@ class Deleted(Strict):
         **dict.fromkeys((404, 409, 413, 415, 429), ErrorResponse),
     },
 )
-def submit(header: SubmitHeader, query: SubmitQuery) -> tuple[Response, int, dict[str, str]]:
+def submit(header: IdempotencyHeader, query: SubmitQuery) -> tuple[Response, int, dict[str, str]]:
     """Queue a generation. Without `wait`, and when it is not over in time, the answer is 202 with its current state.
 
     With `wait` a job that is over in time is answered with 200. A repeated id or `Idempotency-Key` with the same
     body is answered like the first time, with another body by 409. Nothing is queued when the answer is an error.
     """
     given = services()
-    key = _idempotency_key(header.idempotency_key)
+    key = header.checked_key
     wait_s = _wait_s(query.wait)
     asked = read_body(JobRequest)
     model = admit(given, asked)
@@ -138,12 +126,6 @@ def delete(path: JobPath, query: DeleteQuery) -> Response:
 def retry(path: JobPath) -> tuple[Response, int]:
     """Queue a failed or cancelled job again, to run from the start."""
     return jsonify(services().store.retry(possible_id(path))), 202
-
-
-def _idempotency_key(key: str | None) -> str | None:
-    if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
-        raise InvalidRequest("`Idempotency-Key` must be 1 to 255 printable ASCII characters", "Idempotency-Key")
-    return key
 
 
 def _wait_s(asked: float | None) -> float | None:

@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Literal, cast
 
 import redis
@@ -27,7 +28,7 @@ import redis
 from shared.batches.reading import BatchReader
 from shared.batches.records import BatchRecord, Usage
 from shared.batches.schemas import ENDED, BatchStatus, window_seconds
-from shared.errors import BatchNotFound, BatchState, FileNotFound, InvalidRequest
+from shared.errors import BatchNotFound, BatchState, FileNotFound, IdConflict, InvalidRequest
 from shared.files import new_file_id
 from shared.lua import script
 from shared.names import (
@@ -100,6 +101,7 @@ class BatchStore(BatchReader):
         completion_window: str,
         metadata: dict[str, str] | None = None,
         output_ttl_s: int | None = None,
+        idempotency: str | None = None,
     ) -> BatchRecord:
         """A new batch, `validating`. Its input file cannot be deleted until it has ended.
 
@@ -109,13 +111,17 @@ class BatchStore(BatchReader):
             completion_window: such as `24h` or `7d`.
             metadata: kept and shown with the batch.
             output_ttl_s: how long the results are kept after their first row; left out, as long as the batch.
+            idempotency: the caller's `Idempotency-Key`; as long as its batch is kept, it means that one.
 
         Raises:
             FileNotFound: there is no such file.
+            IdConflict: the key belongs to a batch that was asked for otherwise.
             InvalidRequest: the file has another purpose.
         """
         now = self.clock()
-        batch_id = f"batch_{uuid.uuid4().hex}"
+        name = uuid.uuid4().hex if idempotency is None else sha256(idempotency.encode()).hexdigest()[:32]
+        batch_id = f"batch_{name}"
+        asked = [input_file_id, endpoint, completion_window, metadata, output_ttl_s]
         fields: dict[str, Any] = {
             "input_file_id": input_file_id,
             "endpoint": endpoint,
@@ -129,8 +135,10 @@ class BatchStore(BatchReader):
             fields["output_ttl_s"] = output_ttl_s
         outcome = self._create(
             keys=[batch_key(batch_id), BATCHES, OPEN_BATCHES, file_key(input_file_id), file_users_key(input_file_id)],
-            args=[batch_id, int(now * 1000), int(now), *(x for pair in fields.items() for x in pair)],
+            args=[batch_id, int(now * 1000), int(now), dumps(asked), *(x for pair in fields.items() for x in pair)],
         ).decode()
+        if outcome == "conflict":
+            raise IdConflict(f"the key belongs to batch {batch_id!r}, which was asked for otherwise", "Idempotency-Key")
         if outcome == "no_file":
             raise FileNotFound(input_file_id, "input_file_id")
         if outcome == "wrong_purpose":

@@ -66,6 +66,17 @@ def test_a_new_batch_is_answered_in_the_shape_of_openais(http: FlaskClient, file
     assert http.get(f"/v1/batches/{shown['id']}").json == shown
 
 
+def test_a_repeated_key_means_the_same_batch_and_with_another_body_it_is_409(http: FlaskClient, file: str) -> None:
+    body = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    key = {"Idempotency-Key": "night run 7"}
+    first = http.post("/v1/batches", json=body, headers=key).json
+    assert http.post("/v1/batches", json=body, headers=key).json == first
+    assert [batch["id"] for batch in http.get("/v1/batches").json["data"]] == [first["id"]]
+    other = http.post("/v1/batches", json=body | {"completion_window": "7d"}, headers=key)
+    assert (other.status_code, other.json["error"]["code"]) == (409, "id_conflict")
+    assert http.post("/v1/batches", json=body, headers={"Idempotency-Key": "é"}).status_code == 400
+
+
 def test_a_batch_is_seen_through_all_its_states(http: FlaskClient, given: Services, file: str) -> None:
     batch = create(http, file)["id"]
     path = f"/v1/batches/{batch}"

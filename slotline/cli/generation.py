@@ -22,6 +22,7 @@ PLAIN: tuple[tuple[str, type, str], ...] = (
     ("frequency_penalty", float, "0 means off."),
     ("presence_penalty", float, "0 means off."),
     ("grammar_root", str, "Root rule of the grammar."),
+    ("logprobs", int, "Give each token's log probability, and those of this many likely ones."),
     ("timeout_s", float, "Time in a slot."),
     ("queue_timeout_s", float, "Time spent waiting."),
     ("id", str, "An id of yours: the same id with the same body is the same job."),
@@ -29,6 +30,14 @@ PLAIN: tuple[tuple[str, type, str], ...] = (
     ("run_at", str, "Start no sooner than this; ISO 8601 with a time zone."),
     ("retries", int, "Times to try again after a failure that may pass."),
     ("result_ttl_s", int, "How long the ended job is kept."),
+)
+
+#: Fields that are JSON, and what `--help` says. `@FILE` reads it from a file.
+AS_JSON: tuple[tuple[str, str], ...] = (
+    ("response_format", "What form the answer has, as in the OpenAI API."),
+    ("tools", "Tools the model may call, as in the OpenAI API."),
+    ("chat_template_kwargs", "Variables of the chat template."),
+    ("metadata", "Kept with the job and given back."),
 )
 
 
@@ -67,22 +76,38 @@ def answer_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _options() -> dict[str, Callable[..., Any]]:
     plain = {name: click.option(_flag(name), name, type=kind, help=text) for name, kind, text in PLAIN}
     priorities = click.Choice(["interactive", "normal", "batch"])
-    return plain | {
-        "stop": click.option("--stop", multiple=True, help="End before this text. May be repeated."),
-        "grammar": click.option("--grammar", metavar="GBNF", help="GBNF grammar, or @FILE."),
-        "logit_bias": click.option("--logit-bias", multiple=True, metavar="TOKEN=BIAS", help="May be repeated."),
-        "ignore_eos": click.option(
-            "--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token."
-        ),
-        "cache_prompt": click.option(
-            "--cache-prompt/--no-cache-prompt", default=None, help="Keep and use the KV cache of prefixes."
-        ),
-        "priority": click.option("--priority", type=priorities, help="Who goes first."),
-        "depends_on": click.option(
-            "--depends-on", multiple=True, metavar="ID", help="Start after this job. May be repeated."
-        ),
-        "metadata": click.option("--metadata", metavar="JSON", help="Kept with the job and given back."),
-    }
+    as_json = {name: click.option(_flag(name), metavar="JSON", help=f"{text} Or @FILE.") for name, text in AS_JSON}
+    return (
+        plain
+        | as_json
+        | {
+            "stop": click.option("--stop", multiple=True, help="End before this text. May be repeated."),
+            "grammar": click.option("--grammar", metavar="GBNF", help="GBNF grammar, or @FILE."),
+            "logit_bias": click.option("--logit-bias", multiple=True, metavar="TOKEN=BIAS", help="May be repeated."),
+            "ignore_eos": click.option(
+                "--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token."
+            ),
+            "cache_prompt": click.option(
+                "--cache-prompt/--no-cache-prompt", default=None, help="Keep and use the KV cache of prefixes."
+            ),
+            "priority": click.option("--priority", type=priorities, help="Who goes first."),
+            "depends_on": click.option(
+                "--depends-on", multiple=True, metavar="ID", help="Start after this job. May be repeated."
+            ),
+            "tool_choice": click.option(
+                "--tool-choice", metavar="NAME", help="none, auto, required, or the one to call."
+            ),
+            "parallel_tool_calls": click.option(
+                "--parallel-tool-calls/--no-parallel-tool-calls", default=None, help="Whether it may call several."
+            ),
+            "fill_context": click.option(
+                "--fill-context", is_flag=True, default=None, help="Without --max-tokens: as many as there is room for."
+            ),
+            "embed": click.option(
+                "--embed", is_flag=True, default=None, help="Compute an embedding instead (shown with --json)."
+            ),
+        }
+    )
 
 
 def _add(command: Callable[..., Any], options: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -102,11 +127,14 @@ def job_body(given: dict[str, Any]) -> dict[str, Any]:
         if name in body:
             body[name] = list(body[name])
     if "grammar" in body:
-        body["grammar"] = _text(body["grammar"])
+        body["grammar"] = _text(body["grammar"], "grammar")
     if "logit_bias" in body:
         body["logit_bias"] = dict(map(_bias, body["logit_bias"]))
-    if "metadata" in body:
-        body["metadata"] = _json(body["metadata"])
+    for name, _ in AS_JSON:
+        if name in body:
+            body[name] = _json(_text(body[name], name), name)
+    if body.get("tool_choice") not in (None, "none", "auto", "required"):
+        body["tool_choice"] = {"type": "function", "function": {"name": body["tool_choice"]}}
     return body
 
 
@@ -118,13 +146,13 @@ def token_ids(text: str) -> list[int]:
         raise click.BadParameter(f"{text!r} is not a list of token ids", param_hint="--tokens") from None
 
 
-def _text(value: str) -> str:
+def _text(value: str, name: str) -> str:
     if not value.startswith("@"):
         return value
     try:
         return Path(value[1:]).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise click.BadParameter(str(error), param_hint="--grammar") from None
+        raise click.BadParameter(str(error), param_hint=_flag(name)) from None
 
 
 def _bias(pair: str) -> tuple[str, float]:
@@ -135,8 +163,8 @@ def _bias(pair: str) -> tuple[str, float]:
         raise click.BadParameter(f"{pair!r} is not TOKEN=BIAS", param_hint="--logit-bias") from None
 
 
-def _json(value: str) -> Any:
+def _json(value: str, name: str) -> Any:
     try:
         return json.loads(value)
     except ValueError as error:
-        raise click.BadParameter(f"not JSON: {error}", param_hint="--metadata") from None
+        raise click.BadParameter(f"not JSON: {error}", param_hint=_flag(name)) from None

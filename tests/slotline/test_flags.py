@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from shared.schemas import JobRequest
+from shared.schemas import ChatSpelling, JobRequest
 from shared.settings import WebSettings, WorkerSettings
 from slotline.cli.flags import settings_options
 from slotline.cli.generation import job_body, token_ids
@@ -46,8 +47,9 @@ def test_switches_go_both_ways_and_values_are_left_to_the_settings() -> None:
 
 def test_submit_has_a_flag_for_every_field_of_a_job() -> None:
     given = {param.name for param in submit.params}
-    # The prompt and the conversation are the argument; the switch --stream does more than set the field.
-    assert set(JobRequest.model_fields) - {"prompt", "messages"} <= given
+    # The prompt and the conversation are the argument; the switch --stream does more than set the field. OpenAI's names
+    # of fields that have one of ours are for those who bring a body of OpenAI's.
+    assert set(JobRequest.model_fields) - {"prompt", "messages"} - set(ChatSpelling.model_fields) <= given
     assert CliRunner().invoke(submit, ["--help"]).exit_code == 0
 
 
@@ -69,6 +71,24 @@ def test_every_flag_of_a_job_becomes_a_field_that_the_server_takes(tmp_path) -> 
     assert body["logit_bias"] == {"5": -1.5}
     assert body["cache_prompt"] is False
     assert body["depends_on"] == ["a", "b"]
+
+
+def test_flags_of_a_chat_become_fields_that_the_server_takes(tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "look"}}]')
+    command = click.Command("x", callback=dict, params=[p for p in submit.params if p.name in JobRequest.model_fields])
+    args = (
+        f"--tools @{tools} --tool-choice look --no-parallel-tool-calls --logprobs 2 --fill-context "
+        '--chat-template-kwargs {"enable_thinking":false}'
+    )
+    body = job_body(command.main(args.split(), standalone_mode=False))
+    sent = JobRequest.model_validate_json(json.dumps({"messages": [{"role": "user", "content": "hi"}], **body}))
+    assert sent.tools is not None and sent.tools[0].function.name == "look"
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "look"}}
+    assert (sent.parallel_tool_calls, sent.logprobs, sent.fill_context) == (False, 2, True)
+    other = job_body(command.main(["--embed", "--response-format", '{"type":"text"}'], standalone_mode=False))
+    assert other == {"embed": True, "response_format": {"type": "text"}, "stream": False}
+    assert job_body({"tool_choice": "auto"}) == {"tool_choice": "auto"}
 
 
 def test_flags_that_were_not_given_are_not_sent() -> None:

@@ -210,15 +210,14 @@ def test_one_that_was_killed_is_cleared_up_after_and_its_jobs_go_on(up, own_home
 
 
 def test_a_second_signal_hands_running_jobs_back_at_once(up, own_home: Path) -> None:
-    running = up("--model", "fake:count:0.05", "--port", "0")
+    # Without the second signal the job would run on for longer than anybody here waits.
+    running = up("--model", "fake:count:0.05", "--port", "0", SLOTLINE_DRAIN_S="600")
     with running.ready() as api:
-        job = api.submit("x", max_tokens=2000, temperature=0)
+        job = api.submit("x", max_tokens=4000, temperature=0)
         next(iter(job.stream(20)))
-    began = time.monotonic()
     running.process.send_signal(signal.SIGINT)
     running.wait_for("stopping the worker")
     assert running.stop() == 0
-    assert time.monotonic() - began < 18
     assert nothing_is_left(own_home)
 
     again = up(*ECHO)

@@ -158,7 +158,7 @@ class Feed:
             except JobAlreadyEnded:
                 ended.append(job_id)
             except JobNotFound:
-                pass  # by now
+                continue  # somebody else has removed it: there is nothing left to cancel, and no bell to silence
             else:
                 # The bell would ring in a list that nobody reads or deletes any more.
                 self._client.hdel(job_key(job_id), "sl_notify")

@@ -38,7 +38,7 @@ def test_the_lease_is_renewed_while_it_is_held(client: redis.Redis, bound: Bound
     bound.enter()
     for _ in range(5):
         client.delete(web_lease_key(bound.id))
-        eventually(lambda: lease_ms(client, bound) > 0, "the lease is renewed")
+        assert eventually(lambda: lease_ms(client, bound) > 0, "the lease is renewed")
     bound.leave()
 
 
@@ -54,9 +54,9 @@ def test_an_outage_of_redis_does_not_end_the_renewals(
             raise redis.ConnectionError("gone")
 
         outage.setattr(bound._client, "set", fail)
-        eventually(lambda: len(failures) >= 3, "it keeps trying")
+        assert eventually(lambda: len(failures) >= 3, "it keeps trying")
     client.delete(web_lease_key(bound.id))
-    eventually(lambda: lease_ms(client, bound) > 0, "the lease is renewed")
+    assert eventually(lambda: lease_ms(client, bound) > 0, "the lease is renewed")
     bound.leave()
 
 

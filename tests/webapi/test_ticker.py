@@ -64,7 +64,7 @@ def test_the_thread_ends_after_the_last_user_and_starts_again(
     eventually(lambda: threads() == 0, "the thread ends")
     before = work.times
     found.enter()
-    eventually(lambda: work.times > before, "it works again")
+    assert eventually(lambda: work.times > before, "it works again")
 
 
 def test_a_defect_is_logged_and_does_not_end_it(found: Ticker, work: Work, caplog: pytest.LogCaptureFixture) -> None:

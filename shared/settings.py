@@ -100,18 +100,28 @@ class WorkerSettings(Settings):
     chat_template: Path | None = Field(None, description="File with a Jinja chat template; left out, the model's own.")
 
     n_gpu_layers: int = Field(99, ge=-1, description="Layers to put on the GPU; -1 means all.")
-    n_ctx: int = Field(8192, ge=1, description="Tokens of KV cache, shared by the slots.")
-    n_parallel: int = Field(4, ge=1, le=256, description="Slots: jobs that generate at once.")
+    n_ctx: int = Field(8192, ge=0, description="Tokens of KV cache, shared by the slots; 0 means the model's own.")
+    n_parallel: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
+        4, description="Slots: jobs that generate at once; auto: as many as memory and speed allow."
+    )
     n_batch: int = Field(0, ge=0, description="Most tokens in one forward pass; 0 means n_ctx.")
     n_ubatch: int = Field(512, ge=1, description="Most tokens llama.cpp computes at once inside a pass.")
     chunk_size: int = Field(512, ge=1, description="Most prefill tokens of one slot in one tick.")
     max_queue: int = Field(0, ge=0, description="Most waiting jobs of the model; 0 means unlimited.")
     cache_prompt: bool = Field(False, description="Keep a finished slot's KV cache for the next same prefix.")
     batch_strategy: str = Field(
-        "decode_maximal", description="decode_maximal, prefill_priority, balanced, or a dotted path to your own class."
+        "decode_maximal",
+        description="decode_maximal, prefill_priority, balanced, adaptive, or a dotted path to your own class.",
+    )
+    itl_target_ms: float = Field(
+        100.0, gt=0, le=60_000, description="adaptive: the time between two tokens of an interactive job."
     )
     kv_unified: bool = Field(True, description="One KV buffer for all slots; off, each has n_ctx / n_parallel.")
-    threads: int = Field(0, ge=0, description="CPU threads; 0 means one per core.")
+    cached_prefixes: int = Field(
+        64, ge=0, le=255, description="Prefixes kept beyond those in slots; with them there are at most 256."
+    )
+    threads: int = Field(0, ge=0, description="CPU threads for decode; 0 means one per core.")
+    threads_batch: int = Field(0, ge=0, description="CPU threads for prefill; 0 means as many as for decode.")
     main_gpu: int = Field(0, ge=0, description="The GPU used when the model is not split.")
     split_mode: Literal["none", "layer", "row"] = Field("layer", description="How to split the model over GPUs.")
     tensor_split: str = Field("", description="Share of each GPU, as in 3,1.")
@@ -141,6 +151,8 @@ class WorkerSettings(Settings):
         description="Publish tokens this often; a job's first and its end at once. 0: each tick.",
     )
     drain_s: float = Field(20.0, ge=0, description="How long running jobs may go on after SIGTERM.")
+    pause_s: float = Field(5.0, ge=0, description="A displaced job waits this long here, then in front of its queue.")
+    age_s: Seconds = Field(300.0, description="A job that waits this long is taken in the order of the next priority.")
     lease_s: Seconds = Field(5.0, description="A worker that has not renewed its lease this long counts as dead.")
 
     @field_validator("tensor_split")

@@ -69,6 +69,10 @@ class ModelInfo:
     warning: str | None = None
     #: Numbers in an embedding; None where the backend was not loaded for embeddings.
     n_embd: int | None = None
+    #: Requests that it was loaded to generate at once: `n_seq_max` less the sequences kept for their prefixes.
+    n_parallel: int = 1
+    #: Whether all sequences share one buffer, so that one may use the whole context and prefixes are shared.
+    kv_unified: bool = True
 
     @property
     def max_request_tokens(self) -> int:
@@ -226,6 +230,15 @@ class Backend(Protocol):
 
         Raises:
             InvalidGrammar: the grammar does not compile.
+        """
+        ...
+
+    def share(self, source: int, target: int, length: int) -> bool:
+        """Let `target`, an empty sequence, begin with the first `length` tokens of `source`, which stays as it is.
+
+        `source` may be in the middle of its own work, and may be removed afterwards. In a unified cache the tokens
+        are in both sequences without being copied. Returns False where the model or the cache has no way to do it;
+        nothing has changed then.
         """
         ...
 

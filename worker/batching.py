@@ -17,12 +17,14 @@ class SlotView:
     """What a strategy may know of an active slot.
 
     `remaining` tokens are known but not yet computed: 1 while decoding, more while prefilling. `chunk` is the
-    most of them that may be computed in one tick. Views come oldest first.
+    most of them that may be computed in one tick. `priority` is 0 for the most urgent. Views come most urgent first,
+    of equal ones the oldest.
     """
 
     slot: int
     remaining: int
     chunk: int
+    priority: int = 0
 
     @property
     def is_decoding(self) -> bool:

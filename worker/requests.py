@@ -46,6 +46,14 @@ class Request:
     used_s: float = 0.0
     #: When to give up waiting, on the engine's clock; None for never.
     start_by: float | None = None
+    #: Its place in `PRIORITIES`, so 0 is the most urgent. It takes a slot over from a less urgent one where none is free.
+    priority: int = 1
+    #: Its place among those that wait, which age moves forward; None for `priority`.
+    rank: int | None = None
+    #: The RQ queue it came from. The engine counts by it the tokens that were computed.
+    queue: str = ""
+    #: Prompt tokens that the KV cache held when it was first started; None before that.
+    cached_tokens: int | None = None
 
     @property
     def most_tokens(self) -> int:

@@ -43,6 +43,7 @@ SILENT_S = 15.0
 BROKEN_S = 30.0
 #: How long runners may take to write what they have when the process is to end.
 STOP_S = 20.0
+SWEEPER_S = 5.0
 
 
 def run(settings: BatchSettings) -> int:
@@ -157,6 +158,9 @@ class Process:
                 self._stopping.wait(min(LOOK_S, self._settings.batch_lease_s / 4))
         finally:
             self._stop_all()
+            if self._sweeper is not None:
+                # It uses the connections that are closed next; a storage that hangs does not hold us up for long.
+                self._sweeper.join(timeout=SWEEPER_S)
             self._client.close()
         return EXIT_OK
 

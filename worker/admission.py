@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shared.errors import ContextLengthExceeded, SlotlineError, UnsupportedCapability
 from worker.backend import ModelInfo
-from worker.prefix_cache import PrefixCache
+from worker.prefix_cache import Match, PrefixCache
 from worker.requests import Request
-from worker.slots import SlotPool
+from worker.slots import Slot, SlotPool
 
 
 def refusal(request: Request, info: ModelInfo) -> SlotlineError | None:
@@ -30,14 +32,32 @@ def refusal(request: Request, info: ModelInfo) -> SlotlineError | None:
     return None
 
 
-def has_room(request: Request, pool: SlotPool, cache: PrefixCache, kv_cells: int) -> bool:
-    """Whether a request fits beside what the active ones may come to need; evicts what is kept, if that helps."""
-    free = kv_cells - pool.reserved
-    if request.reserve > free:
-        return False
-    # What is kept for reuse only ever takes cells that nobody has reserved.
-    slot, reusable = cache.longest(request)
-    excess = cache.tokens - reusable + request.reserve - free
-    if excess > 0:
-        cache.evict(excess, spare=slot)
-    return True
+def has_room(request: Request, match: Match, beside: Sequence[Slot], cache: PrefixCache) -> bool:
+    """Whether a request fits beside some slots, with what they have and may come to need.
+
+    What is kept for reuse does not count, since it goes when room is short. Prefixes that are shared count once.
+    """
+    if cache.cells is None:
+        return True
+    held = cache.held([slot.sequence for slot in beside if slot.sequence is not None], match)
+    return held + sum(slot.need for slot in beside) + request.reserve - match.expected <= cache.cells
+
+
+def to_displace(request: Request, match: Match, pool: SlotPool, cache: PrefixCache) -> list[Slot] | None:
+    """The fewest slots to take from less urgent requests so that a request can start: the least urgent and youngest.
+
+    Empty if it can start as it is, None if it cannot start at all for now.
+    """
+    active = pool.active
+    least = 0 if len(active) < len(pool) else 1
+    victims = sorted((s for s in active if s.priority > request.priority), key=lambda s: (-s.priority, -s.admitted))
+    if least > len(victims):
+        return None
+    # All of them first: what waits for room asks in every tick, and mostly this is the answer.
+    if victims and not has_room(request, match, [s for s in active if s not in victims], cache):
+        return None
+    for count in range(least, len(victims) + 1):
+        taken = victims[:count]
+        if has_room(request, match, [s for s in active if s not in taken], cache):
+            return taken
+    return None

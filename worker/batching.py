@@ -6,10 +6,18 @@ class without arguments that has `plan`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
+
+from worker.tick_cost import TickCost
+
+#: Prefill goes on by as much in every tick, however slow the machine is.
+MIN_PREFILL_TOKENS = 16
+
+#: The part of the target that a tick is planned to take. The rest is for what varies from tick to tick.
+AIM = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,14 @@ class BatchStrategy(Protocol):
         ...
 
 
+class LearningStrategy(BatchStrategy, Protocol):
+    """A strategy that wants to know how long its ticks took."""
+
+    def observe(self, plan: BatchPlan, views: Sequence[SlotView], ms: float) -> None:
+        """A pass over `plan`, which was made from `views`, took `ms` milliseconds."""
+        ...
+
+
 class DecodeMaximal:
     """One token for every decoding slot, then prefill chunks as far as the budget goes.
 
@@ -100,6 +116,34 @@ class Balanced:
         return _plan(items, _fill(prefill, budget - _sum(items)))
 
 
+class Adaptive:
+    """Decode first; beside an interactive slot that decodes, only as much prefill as keeps the tick within the target.
+
+    How much that is comes from the measured cost of the last passes. Where decode alone takes longer than the target,
+    prefill still gets a minimum. While no interactive slot decodes, nobody waits for the tick and prefill fills it.
+    """
+
+    def __init__(self, target_ms: float) -> None:
+        """Aim at ticks of `target_ms` milliseconds."""
+        self._aim_ms = AIM * target_ms
+        self._cost = TickCost()
+
+    def plan(self, slots: Sequence[SlotView], budget: int) -> BatchPlan:
+        """Decode first, then the share of prefill."""
+        decode, prefill = _split(slots)
+        items = _fill(decode, budget)
+        rest = budget - _sum(items)
+        if any(view.priority == 0 for view in decode):
+            rest = min(rest, max(MIN_PREFILL_TOKENS, self._cost.prefill_within(self._aim_ms, len(items))))
+        return _plan(items, _fill(prefill, rest))
+
+    def observe(self, plan: BatchPlan, views: Sequence[SlotView], ms: float) -> None:
+        """Learn from a pass that was done; see `LearningStrategy`."""
+        decoding = {view.slot for view in views if view.is_decoding}
+        decode = sum(item.slot in decoding for item in plan.items)
+        self._cost.learn(decode, plan.tokens - decode, ms)
+
+
 class WholePrompts:
     """Every sequence whole in one pass, oldest first, as many as the budget takes; for embeddings.
 
@@ -117,21 +161,26 @@ class WholePrompts:
         return BatchPlan(tuple(items))
 
 
-STRATEGIES: dict[str, type[BatchStrategy]] = {
-    "decode_maximal": DecodeMaximal,
-    "prefill_priority": PrefillPriority,
-    "balanced": Balanced,
+#: By name: what makes the strategy, given the target of `itl_target_ms`.
+STRATEGIES: dict[str, Callable[[float], BatchStrategy]] = {
+    "decode_maximal": lambda _target_ms: DecodeMaximal(),
+    "prefill_priority": lambda _target_ms: PrefillPriority(),
+    "balanced": lambda _target_ms: Balanced(),
+    "adaptive": Adaptive,
 }
 
 
-def load_strategy(name: str) -> BatchStrategy:
+def load_strategy(name: str, itl_target_ms: float = 100.0) -> BatchStrategy:
     """The strategy of a setting: one of ours by name, or anybody's by dotted path.
+
+    Args:
+        itl_target_ms: what `adaptive` holds; the others need none.
 
     Raises:
         ValueError: there is no such name, or the path leads to nothing with a `plan`.
     """
     if name in STRATEGIES:
-        return STRATEGIES[name]()
+        return STRATEGIES[name](itl_target_ms)
     module, _, attribute = name.rpartition(".")
     if not module:
         raise ValueError(f"batch_strategy {name!r} is none of {', '.join(STRATEGIES)} and no dotted path")

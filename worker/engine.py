@@ -6,38 +6,35 @@ The engine owns the model and the slots. Requests come in through `submit`, resu
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from shared.errors import BadLogits, DecodeFailed, GenerationTimeout, InternalError, QueueTimeout, SlotlineError
 from shared.schemas import FinishReason
 from worker import telemetry
-from worker.admission import has_room, refusal
+from worker.admission import refusal, to_displace
 from worker.backend import Backend, BatchItem, DecodeOutcome, Logits, TokenSampler
 from worker.batching import BatchPlan, BatchStrategy, SlotView
 from worker.embedding import unit
 from worker.ending import as_ours, ending
-from worker.logprobs import RowLogprobs
+from worker.loop import Loop
+from worker.next_token import next_token
 from worker.prefix_cache import PrefixCache
 from worker.requests import Ended, Event, HandedBack, Outbox, Request, Started, Stats, Token
 from worker.sampler import best_of_rows, make_sampler
 from worker.slots import Slot, SlotPool
 from worker.text import Transcript, transcript_of
-
-log = logging.getLogger("slotline.engine")
+from worker.turns import views_of
+from worker.waiting import Place, WaitingLine
 
 Emit = Callable[[list[Event]], None]
-
-#: Defects in a row after which the engine gives up, so that a fresh process can take over.
-MAX_DEFECTS = 3
+Observe = Callable[[BatchPlan, Sequence[SlotView], float], None]
 
 
-class Engine:
+class Engine(Loop):
     """Continuous batching over one model.
 
     `submit`, `cancel`, `drop`, `hand_back`, `stop` and the figures may be used from any thread; `tick` and `run`
@@ -51,37 +48,36 @@ class Engine:
         emit: Emit,
         *,
         name: str = "engine",
-        n_parallel: int = 4,
+        n_parallel: int | None = None,
         chunk_size: int = 512,
-        kv_unified: bool = True,
+        pause_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(clock)
         self.name = name
         self.backend = backend
-        self.pool = SlotPool(n_parallel)
-        self.cache = PrefixCache(self.pool, backend)
-        self.waiting: deque[Request] = deque()
+        self.pool = SlotPool(n_parallel or backend.info.n_parallel)
+        self.cache = PrefixCache(backend)
+        self.waiting = WaitingLine()
         self.queue_depth = 0
+        #: Tokens computed so far, by the queue their requests came from.
+        self.served: Counter[str] = Counter()
         self.ticks = 0
         self.tokens = 0
         self.prompt_tokens = 0
-        self.last_tick_at = clock()
         self._strategy = strategy
+        self._observe: Observe | None = getattr(strategy, "observe", None)
         self._emit = emit
         self._chunk_size = chunk_size
-        self._kv_cells = backend.info.n_ctx if kv_unified else None
-        self._clock = clock
+        self._pause_s = pause_s
         self._outbox = Outbox()
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._wake = threading.Event()
-        self._stopping = False
         self._take_results = self._sample if backend.info.n_embd is None else self._embed
 
     # --- from any thread ---
 
     def submit(self, request: Request) -> None:
         """Queue a request for the next free slot."""
-        self._post(partial(self.waiting.append, request))
+        self._post(partial(self.waiting.add, request))
 
     def cancel(self, execution: str) -> None:
         """End the request of an execution at the next tick, as `cancelled`; nothing happens if it is not here.
@@ -102,43 +98,7 @@ class Engine:
         """Give up all waiting requests, and the running ones too if asked, as `HandedBack`."""
         self._post(partial(self._hand_back, running))
 
-    def stop(self) -> None:
-        """Let `run` return after the current tick."""
-        self._stopping = True
-        self._wake.set()
-
-    @property
-    def last_tick_age_s(self) -> float:
-        """Time since the loop last went round, idle or not."""
-        return self._clock() - self.last_tick_at
-
-    def _post(self, action: Callable[[], None]) -> None:
-        self._inbox.append(action)
-        self._wake.set()
-
     # --- on the engine thread ---
-
-    def run(self) -> None:
-        """Tick until stopped; wait while there is nothing to do.
-
-        Raises:
-            Exception: whatever went wrong `MAX_DEFECTS` times in a row.
-        """
-        defects = 0
-        while not self._stopping:
-            self._wake.clear()
-            try:
-                worked = self.tick()
-                defects = 0 if worked else defects
-            except Exception as error:
-                log.exception("a defect in the tick; its requests fail, the others go on")
-                self._fail_active(InternalError(f"{type(error).__name__}: {error}"))
-                defects += 1
-                if defects == MAX_DEFECTS:
-                    raise
-                worked = True
-            if not worked:
-                self._wake.wait(timeout=0.5)
 
     def tick(self) -> bool:
         """Go round once. Returns whether there was anything to compute."""
@@ -146,17 +106,13 @@ class Engine:
         self._receive()
         self._finish(now)
         self._admit(now)
-        plan = self._plan()
-        computed = bool(plan.items) and self._decode(plan)
-        if computed:
-            self._take_results(plan, self._clock())
+        self._let_go(now)
+        views, plan = self._plan(now)
+        if plan.items:
+            self._compute(views, plan)
         if events := self._outbox.take():
             self._emit(events)
         return bool(plan.items)
-
-    def _receive(self) -> None:
-        while self._inbox:
-            self._inbox.popleft()()
 
     def _finish(self, now: float) -> None:
         for slot in self.pool.active:
@@ -164,22 +120,36 @@ class Engine:
             if request is not None and slot.used_s(now) > request.timeout_s:
                 message = f"the job used up its {request.timeout_s:g} s of time in a slot"
                 self._end(slot, now, "timeout", GenerationTimeout(message, "timeout_s"))
-        for request in [r for r in self.waiting if r.start_by is not None and now > r.start_by]:
-            self.waiting.remove(request)
-            self._refuse(request, QueueTimeout("the job was not started within its queue_timeout_s", "queue_timeout_s"))
+        for place in self.waiting.places:
+            if place.request.start_by is not None and now > place.request.start_by:
+                self.waiting.remove(place)
+                message = "the job was not started within its queue_timeout_s"
+                self._refuse(place.request, QueueTimeout(message, "queue_timeout_s"))
 
     def _admit(self, now: float) -> None:
-        while self.waiting and self.pool.idle:
-            request = self.waiting[0]
-            if error := refusal(request, self.backend.info):
-                self._refuse(self.waiting.popleft(), error)
-            elif self._kv_cells is None or has_room(request, self.pool, self.cache, self._kv_cells):
-                self._start(self.waiting.popleft(), now)
-            else:
-                return
+        """Give slots to those that wait, in their order; a more urgent one takes them from less urgent ones.
 
-    def _start(self, request: Request, now: float) -> None:
+        Whoever cannot start holds up those that are no more urgent, so that nobody is overtaken for ever.
+        """
+        blocked: int | None = None
+        for place in self.waiting.places:
+            request = place.request
+            if error := refusal(request, self.backend.info):
+                self.waiting.remove(place)
+                self._refuse(request, error)
+            elif blocked is None or request.priority < blocked:
+                victims = to_displace(request, self.cache.find(request), self.pool, self.cache)
+                if victims is None:
+                    blocked = request.priority
+                    continue
+                for slot in victims:
+                    self._pause(slot, now, displaced=True)
+                self.waiting.remove(place)
+                self._start(place, now)
+
+    def _start(self, place: Place, now: float) -> None:
         """Give a request a slot; whatever goes wrong with its tokens so far ends it alone."""
+        request = place.request
         sampler: TokenSampler | None = None
         try:
             transcript = self._transcript(request)
@@ -191,51 +161,72 @@ class Engine:
                 sampler.close()
             self._refuse(request, as_ours(error))
             return
-        slot, kept = self.cache.claim(request)
-        self.pool.acquire(slot, request, sampler, transcript, kept, now)
+        # Looked for again: those that were displaced may have left more of it.
+        sequence = self.cache.begin(request, self.cache.find(request))
+        slot = self.pool.acquire(place, sequence, sampler, transcript, now)
         self._outbox.add(Started(request, resumed=bool(request.generated)))
         # Interrupted between its last token and its end, or nothing to say at all.
         if not request.embed and (reason := slot.finish_reason):
             self._end(slot, now, reason)
 
+    def _let_go(self, now: float) -> None:
+        """Hand back what was displaced and has found no room since; another worker may have some."""
+        for place in self.waiting.places:
+            if place.displaced_at is not None and now - place.displaced_at > self._pause_s:
+                self.waiting.remove(place)
+                self._outbox.add(HandedBack(place.request))
+
     def _transcript(self, request: Request) -> Transcript:
         return transcript_of(self.backend.vocab, request.stop, request.format, request.generated)
 
-    def _plan(self) -> BatchPlan:
-        views = [SlotView(s.seq_id, s.remaining, self._chunk_size) for s in self.pool.active]
-        return self._strategy.plan(views, self.backend.info.n_batch) if views else BatchPlan()
+    def _plan(self, now: float) -> tuple[list[SlotView], BatchPlan]:
+        """What this tick computes: the strategy's plan, with room for it in the KV cache.
 
-    def _decode(self, plan: BatchPlan) -> bool:
-        """One forward pass. Returns whether the plan was computed; if not, its slots are dealt with."""
+        What is kept for reuse goes first. If that is not enough, one request at a time pauses, the least urgent and
+        youngest, so there are no more tries than slots.
+        """
+        while True:
+            views = views_of(self.pool, self.cache, self._chunk_size, whole=self.backend.info.n_embd is not None)
+            plan = self._strategy.plan(views, self.backend.info.n_batch) if views else BatchPlan()
+            if not plan.items or self.cache.make_room(plan.tokens):
+                return views, plan
+            self._pause_one(now)
+
+    def _compute(self, views: Sequence[SlotView], plan: BatchPlan) -> None:
+        """One forward pass, and what follows from it."""
         slots = self.pool.slots
         items = [
-            BatchItem(i.slot, s.n_past, s.tokens[s.n_past : s.n_past + i.tokens], i.wants_logits)
+            BatchItem(seq.seq_id, seq.n_past, seq.tokens[seq.n_past : seq.n_past + i.tokens], i.wants_logits)
             for i in plan.items
-            for s in (slots[i.slot],)
+            if (seq := slots[i.slot].sequence) is not None
         ]
         began = self._clock()
         outcome = self.backend.decode(items)
-        if outcome is DecodeOutcome.NO_ROOM and self.cache.evict(self.cache.tokens):
+        if outcome is DecodeOutcome.NO_ROOM and self.cache.evict_all():
             outcome = self.backend.decode(items)
+        now = self._clock()
         if outcome is DecodeOutcome.DONE:
-            self._computed(plan, (self._clock() - began) * 1000)
-            return True
-        if outcome is DecodeOutcome.NO_ROOM:
-            self._make_room()
+            self._computed(plan, (now - began) * 1000)
+            if self._observe is not None:
+                self._observe(plan, views, (now - began) * 1000)
+            self._take_results(plan, now)
+        elif outcome is DecodeOutcome.NO_ROOM:
+            self._pause_one(now)
         else:
             for item in plan.items:
                 self._break(slots[item.slot], DecodeFailed("llama.cpp failed the forward pass"))
-        return False
 
     def _computed(self, plan: BatchPlan, eval_ms: float) -> None:
         decode = prefill = 0
         for item in plan.items:
             slot = self.pool.slots[item.slot]
+            assert slot.sequence is not None and slot.request is not None
             if slot.remaining == 1 and slot.generated:
                 decode += 1
             else:
                 prefill += item.tokens
-            slot.computed(item.tokens)
+            self.cache.computed(slot.sequence, item.tokens)
+            self.served[slot.request.queue] += item.tokens
         self.ticks += 1
         self.tokens += decode
         self.prompt_tokens += prefill
@@ -252,20 +243,32 @@ class Engine:
             ),
         )
 
-    def _make_room(self) -> None:
-        """Pause the youngest request; one that has the cache to itself can never fit."""
-        *others, youngest = self.pool.active
-        if not others:
-            self._break(youngest, DecodeFailed("the KV cache has no room for this request alone"))
-            return
-        used_s = youngest.used_s(self._clock())
-        tokens, logprobs = tuple(youngest.tokens), tuple(youngest.logprobs)
-        request = self._release(youngest, keep=False)
-        answer = tokens[len(request.prompt) :]
-        # It has been started, so it can no longer come too late.
-        self.waiting.appendleft(
-            replace(request, generated=answer, logged_logprobs=logprobs, used_s=used_s, start_by=None)
+    # --- pausing ---
+
+    def _pause_one(self, now: float) -> None:
+        """Pause the least urgent and youngest request; one that has the cache to itself can never fit."""
+        victim = max(self.pool.active, key=lambda slot: (slot.priority, slot.admitted))
+        if len(self.pool.active) > 1:
+            self._pause(victim, now)
+        else:
+            self._break(victim, DecodeFailed("the KV cache has no room for this request alone"))
+
+    def _pause(self, slot: Slot, now: float, *, displaced: bool = False) -> None:
+        """Put a request back in line with its tokens so far: the one way back, whatever interrupted it."""
+        place, answer = slot.place, tuple(slot.tokens[-slot.generated :]) if slot.generated else ()
+        assert place is not None
+        used_s, logprobs = slot.used_s(now), tuple(slot.logprobs)
+        cached_tokens, prompt_s = slot.cached_tokens, slot.prompt_s
+        request = replace(
+            self._release(slot),
+            generated=answer,
+            logged_logprobs=logprobs,
+            used_s=used_s,
+            cached_tokens=cached_tokens,
+            prompt_s=prompt_s,
+            start_by=None,  # it has been started, so it can no longer come too late
         )
+        self.waiting.put(Place(place.rank, place.came, request, now if displaced else None))
 
     def _sample(self, plan: BatchPlan, now: float) -> None:
         slots = [self.pool.slots[item.slot] for item in plan.items if item.wants_logits]
@@ -277,38 +280,21 @@ class Engine:
                 self._break(slot, BadLogits("the model computed no finite logit for this job"))
                 continue
             try:
-                token = self._next(slot, rows, row, best, now)
+                token = next_token(slot, rows[row], row, best, self.backend.vocab, now)
             except Exception as error:
                 self._end(slot, now, None, as_ours(error))
                 continue
-            if token is not None:
+            if token is not None and token.token is not None and slot.sequence is not None:
+                self.cache.append(slot.sequence, token.token)
                 self._outbox.add(token)
             if reason := "stop" if token is None else slot.finish_reason:
                 self._end(slot, now, reason)
 
-    def _next(self, slot: Slot, rows: Logits, row: int, best: int, now: float) -> Token | None:
-        """The next token of a slot and what it says; None at the end of the answer."""
-        request, sampler, transcript = slot.request, slot.sampler, slot.transcript
-        assert request is not None and sampler is not None and transcript is not None
-        params, vocab = request.params, self.backend.vocab
-        # Before the sampler, which may change the row in place.
-        raw = RowLogprobs(rows[row], request.logprobs) if request.logprobs is not None else None
-        token: int | None = best
-        if not slot.is_argmax or (params.ignore_eos and best in vocab.eog):
-            token = sampler.sample(row, slot.generated)
-        if token is None or (token in vocab.eog and not params.ignore_eos):
-            return None
-        text, delta = transcript.push(token)
-        logprob = None
-        if raw is not None:
-            logprob = raw.of(token, vocab)
-            slot.logprobs.append(logprob)
-        return Token(request, slot.append(token, now), token, text, delta, logprob)
-
     def _embed(self, plan: BatchPlan, now: float) -> None:
         for slot in [self.pool.slots[item.slot] for item in plan.items]:
             try:
-                embedding = unit(self.backend.embedding(slot.seq_id))
+                assert slot.sequence is not None
+                embedding = unit(self.backend.embedding(slot.sequence.seq_id))
             except Exception as error:
                 self._end(slot, now, None, as_ours(error))
                 continue
@@ -325,9 +311,8 @@ class Engine:
         embedding: Logits | None = None,
     ) -> None:
         transcript, logprobs, stats = slot.transcript, tuple(slot.logprobs), slot.stats(now)
-        assert slot.request is not None and transcript is not None
-        request = self._release(slot, keep=slot.request.cache_prompt and not slot.request.embed)
-        self._say(*ending(request, transcript, stats, reason, error, logprobs, embedding))
+        assert transcript is not None
+        self._say(*ending(self._release(slot), transcript, stats, reason, error, logprobs, embedding))
 
     def _refuse(self, request: Request, error: SlotlineError | None, reason: FinishReason | None = None) -> None:
         """End a request that never had a slot (this time)."""
@@ -349,49 +334,46 @@ class Engine:
 
     def _break(self, slot: Slot, error: SlotlineError) -> None:
         """End a request whose sequence can no longer be trusted."""
+        if slot.sequence is not None:
+            slot.sequence.shareable = False
         self._end(slot, self._clock(), None, error)
-        self.cache.drop(slot)
 
-    def _release(self, slot: Slot, keep: bool) -> Request:
-        request = self.pool.release(slot, self._clock(), keep)
-        if not keep:
-            self.backend.clear(slot.seq_id)
+    def _release(self, slot: Slot) -> Request:
+        request, sequence = self.pool.release(slot)
+        self.cache.end(sequence)
         return request
 
-    def _fail_active(self, error: SlotlineError) -> None:
+    def _on_defect(self, defect: Exception) -> None:
+        """Fail the requests in slots, the others go on."""
         for slot in self.pool.active:
-            self._break(slot, error)
+            self._break(slot, InternalError(f"{type(defect).__name__}: {defect}"))
         if events := self._outbox.take():
             self._emit(events)
 
     # --- commands ---
 
-    def _find(self, execution: str) -> tuple[Slot | None, Request | None]:
-        for slot in self.pool.active:
-            if slot.request is not None and slot.request.execution == execution:
-                return slot, slot.request
-        return None, next((r for r in self.waiting if r.execution == execution), None)
+    def _find(self, execution: str) -> Slot | None:
+        return next((s for s in self.pool.active if s.request is not None and s.request.execution == execution), None)
 
     def _cancel(self, execution: str) -> None:
-        slot, request = self._find(execution)
-        if slot is not None:
+        if slot := self._find(execution):
             self._end(slot, self._clock(), "cancelled")
-        elif request is not None:
-            self.waiting.remove(request)
-            self._refuse(request, None, "cancelled")
+        elif place := self.waiting.find(execution):
+            self.waiting.remove(place)
+            self._refuse(place.request, None, "cancelled")
 
     def _drop(self, execution: str) -> None:
-        slot, request = self._find(execution)
-        if slot is not None:
-            self._release(slot, keep=False)
-        elif request is not None:
-            self.waiting.remove(request)
+        if slot := self._find(execution):
+            self._release(slot)
+        elif place := self.waiting.find(execution):
+            self.waiting.remove(place)
 
     def _hand_back(self, running: bool) -> None:
         for slot in self.pool.active if running else []:
-            self._outbox.add(HandedBack(self._release(slot, keep=False)))
-        while self.waiting:
-            self._outbox.add(HandedBack(self.waiting.popleft()))
+            self._outbox.add(HandedBack(self._release(slot)))
+        for place in self.waiting.places:
+            self.waiting.remove(place)
+            self._outbox.add(HandedBack(place.request))
 
     def check_integrity(self) -> None:
         """Raise AssertionError where slots or cache contradict themselves."""

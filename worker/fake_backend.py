@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -56,6 +56,7 @@ class FakeBackend:
         gate: each pass waits until this is set.
         passes: the items of the passes so far that were done, oldest first.
         cache: the tokens of each sequence.
+        used: cells of the cache in use; those that sequences share count once.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class FakeBackend:
         *,
         n_ctx: int = 4096,
         n_parallel: int = 4,
+        cached_prefixes: int = 8,
         n_batch: int = 512,
         n_ctx_train: int = 1 << 20,
         kv_unified: bool = True,
@@ -83,7 +85,12 @@ class FakeBackend:
         self.gate = threading.Event()
         self.gate.set()
         self.passes: deque[tuple[BatchItem, ...]] = deque(maxlen=keep_passes)
-        self.cache: list[list[int]] = [[] for _ in range(n_parallel)]
+        n_seq_max = min(256, n_parallel + cached_prefixes) if kv_unified and not cannot_cut else n_parallel
+        self.cache: list[list[int]] = [[] for _ in range(n_seq_max)]
+        # One cell for each token that was computed, and how many sequences it is in.
+        self._cells: list[list[int]] = [[] for _ in range(n_seq_max)]
+        self._holders: Counter[int] = Counter()
+        self._computed = 0
         self.closed = False
         self.info = ModelInfo(
             description="scripted model",
@@ -94,7 +101,9 @@ class FakeBackend:
             n_ctx_train=n_ctx_train,
             n_ctx_seq=n_ctx if kv_unified else n_ctx // n_parallel,
             n_batch=n_batch,
-            n_seq_max=n_parallel,
+            n_seq_max=n_seq_max,
+            n_parallel=n_parallel,
+            kv_unified=kv_unified,
             kv_bytes=0,
             model_bytes=0,
             chat_template=CHAT_TEMPLATE,
@@ -116,6 +125,7 @@ class FakeBackend:
             script,
             n_ctx=settings.n_ctx,
             n_parallel=settings.n_parallel,
+            cached_prefixes=settings.cached_prefixes,
             n_batch=settings.batch_tokens,
             kv_unified=settings.kv_unified,
             delay_s=_seconds(delay),
@@ -131,12 +141,12 @@ class FakeBackend:
             time.sleep(self.delay_s)
         outcome = self.outcomes.popleft() if self.outcomes else DecodeOutcome.DONE
         if outcome in (DecodeOutcome.ABORTED, DecodeOutcome.FAILED):
-            self.cache[items[0].seq_id] += items[0].tokens[: (len(items[0].tokens) + 1) // 2]
+            self._grow(items[0].seq_id, items[0].tokens[: (len(items[0].tokens) + 1) // 2])
             return outcome
         if outcome is DecodeOutcome.NO_ROOM or not self._has_room(items):
             return DecodeOutcome.NO_ROOM
         for item in items:
-            self.cache[item.seq_id] += item.tokens
+            self._grow(item.seq_id, item.tokens)
         self._last = tuple(items)
         self.passes.append(self._last)
         wanted = [self._row(item.seq_id) for item in items if item.wants_logits]
@@ -159,16 +169,36 @@ class FakeBackend:
         """See `Backend`."""
         return FakeSampler(self, params)
 
+    @property
+    def used(self) -> int:
+        """Cells in use."""
+        return len(self._holders)
+
+    def share(self, source: int, target: int, length: int) -> bool:
+        """See `Backend`. Without a unified cache the cells are copied."""
+        assert not self.cache[target], f"sequence {target} is not empty"
+        assert 0 < length <= len(self.cache[source]), f"{length} of the {len(self.cache[source])} tokens of {source}"
+        if self.cannot_cut and length < len(self.cache[source]):
+            return False
+        tokens = self.cache[source][:length]
+        if not self.info.kv_unified:
+            self._grow(target, tokens)
+            return True
+        self.cache[target] = tokens
+        self._cells[target] = self._cells[source][:length]
+        self._holders.update(self._cells[target])
+        return True
+
     def cut(self, seq_id: int, start: int) -> bool:
         """See `Backend`."""
         if self.cannot_cut and 0 < start < len(self.cache[seq_id]):
             return False
-        del self.cache[seq_id][start:]
+        self._shorten(seq_id, start)
         return True
 
     def clear(self, seq_id: int) -> None:
         """See `Backend`."""
-        self.cache[seq_id].clear()
+        self._shorten(seq_id, 0)
 
     def close(self) -> None:
         """See `Backend`."""
@@ -185,11 +215,24 @@ class FakeBackend:
             assert all(0 <= token < N_TOKENS for token in item.tokens), f"token out of range in {item}"
             ends[item.seq_id] = end + len(item.tokens)
 
+    def _grow(self, seq_id: int, tokens: Sequence[int]) -> None:
+        cells = range(self._computed, self._computed + len(tokens))
+        self._computed += len(tokens)
+        self.cache[seq_id] += tokens
+        self._cells[seq_id] += cells
+        self._holders.update(cells)
+
+    def _shorten(self, seq_id: int, length: int) -> None:
+        for cell in self._cells[seq_id][length:]:
+            self._holders[cell] -= 1
+            if not self._holders[cell]:
+                del self._holders[cell]
+        del self.cache[seq_id][length:], self._cells[seq_id][length:]
+
     def _has_room(self, items: Sequence[BatchItem]) -> bool:
-        used = [len(tokens) for tokens in self.cache]
-        for item in items:
-            used[item.seq_id] += len(item.tokens)
-        return sum(used) <= self.info.n_ctx and max(used) <= self.info.n_ctx_seq
+        if self.info.kv_unified:
+            return self.used + sum(len(item.tokens) for item in items) <= self.info.n_ctx
+        return all(len(self.cache[item.seq_id]) + len(item.tokens) <= self.info.n_ctx_seq for item in items)
 
     def _row(self, seq_id: int) -> Logits:
         row = np.zeros(N_TOKENS, np.float32)

@@ -44,7 +44,6 @@ class Prepared:
     max_tokens: int
     params: SamplingParams
     format: AnswerFormat | None = None
-    expected_tokens: int | None = None
 
 
 class Intake:
@@ -92,10 +91,8 @@ class Intake:
         prompt = self._prompt(body)
         format = self._format(body, prompt)
         max_tokens = self._max_tokens(body, len(prompt.tokens))
-        fills = body.fill_context and body.max_tokens is None
-        expected = min(self._settings.max_tokens, max_tokens) if fills else None
         params = self._params(body, seed_source, self._constraint(body, format, prompt))
-        return Prepared(body, tuple(prompt.tokens), max_tokens, params, format, expected)
+        return Prepared(body, tuple(prompt.tokens), max_tokens, params, format)
 
     def request(
         self,
@@ -123,7 +120,6 @@ class Intake:
             format=prepared.format and replace(prepared.format, call_id=_call_id(job_id)),
             logprobs=body.logprobs,
             embed=body.embed,
-            expected_tokens=prepared.expected_tokens,
             waited_s=waited_s,
             start_by=start_by,
         )

@@ -58,9 +58,8 @@ def run(settings: WorkerSettings, parent_pid: int) -> int:
         strategy,
         worker.emit,
         name=name,
-        n_parallel=settings.n_parallel,
         chunk_size=settings.chunk_size,
-        kv_unified=settings.kv_unified or settings.pooling != "none",
+        pause_s=settings.pause_s,
     )
     Registry(client).register_model(_card(settings, backend, intake))
     log.info(start_line(settings, backend))

@@ -1,87 +1,270 @@
-"""Keeping the KV cache of finished requests for later ones with the same prefix.
+"""The KV cache as the engine sees it: every request begins from the longest prefix that any sequence holds.
 
-An idle slot may keep its sequence. A new request takes the idle slot that shares the longest prefix with it;
-when room is short, the sequence that was used least recently goes first.
+A sequence may be one that is kept after its request, one that a slot works on, or one that is still being prefilled;
+for what the last has yet to compute, the newcomer waits instead of computing it again. In a unified cache the prefix
+is in both sequences without being copied. In a split one, a kept sequence is taken over and a running one is copied.
+When cells or sequences run short, what was used least recently goes first, from its end.
+
+Source of the idea of one radix tree over everything that is cached: SGLang's RadixAttention (Zheng et al. 2023).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from worker.backend import Backend
+from worker.kv_cells import KvCells
+from worker.radix_tree import RadixTree
 from worker.requests import Request
-from worker.slots import Slot, SlotPool, SlotState
+from worker.sequences import Sequence, Sequences
+
+#: To wait for another request's prefill pays from so many tokens on; a tick costs about as much as these.
+WAIT_TOKENS = 32
+#: To copy a running sequence pays from so many tokens on, where cells cannot be shared.
+COPY_TOKENS = 64
+#: Cells are evicted at least so many at a time, so that not every tick has to.
+EVICT_CELLS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a request could begin from.
+
+    Attributes:
+        donor: the sequence with the most tokens of it computed; None if there is none.
+        length: how many.
+        coming: a running sequence that will have computed more of it; None if none is worth waiting for.
+        awaits: how many tokens of it that will be.
+    """
+
+    donor: Sequence | None = None
+    length: int = 0
+    coming: Sequence | None = None
+    awaits: int = 0
+
+    @property
+    def expected(self) -> int:
+        """Tokens that need not be computed."""
+        return max(self.length, self.awaits)
 
 
 class PrefixCache:
-    """Finds, keeps and evicts the sequences of idle slots. Engine thread only."""
+    """Gives out, keeps and evicts the sequences of a backend. Engine thread only."""
 
-    def __init__(self, pool: SlotPool, backend: Backend) -> None:
-        self._pool = pool
+    def __init__(self, backend: Backend) -> None:
+        info = backend.info
         self._backend = backend
+        self._is_unified = info.kv_unified
+        #: Cells that all sequences share; None where each has its own.
+        self.cells = info.n_ctx if info.kv_unified else None
+        self._sequences = Sequences(info.n_seq_max)
+        self._tree: RadixTree[Sequence] = RadixTree()
+        self._kv = KvCells()
+        #: Cells that are kept for reuse alone. A number, so that any thread may look.
+        self.tokens = 0
+
+    # --- figures ---
 
     @property
-    def tokens(self) -> int:
-        """KV cells that idle slots keep."""
-        return sum(slot.n_past for slot in self._pool.idle)
+    def used(self) -> int:
+        """Cells in use, those kept for reuse included. Any thread may look."""
+        return self._kv.used
 
-    def claim(self, request: Request) -> tuple[Slot, int]:
-        """The idle slot to use and how many tokens of the request its sequence holds afterwards.
+    def held(self, sequences: list[Sequence], match: Match) -> int:
+        """Cells that the sequences and the prefix of a match hold together."""
+        parts = [(s, s.n_past) for s in sequences]
+        return self._kv.held([*parts, (match.donor, match.length)] if match.donor else parts)
 
-        Only exactly equal tokens count, and at least one token of the request is left to compute. Cuts or clears
-        the sequence of the slot accordingly. There must be an idle slot.
-        """
-        slot, common = self.longest(request)
-        if slot is None:
-            slot, common = min(self._pool.idle, key=lambda s: (s.n_past > 0, s.last_used_at)), 0
-        return slot, self._keep(slot, common)
+    # --- the life of a request's sequence ---
 
-    def longest(self, request: Request) -> tuple[Slot | None, int]:
-        """The idle slot that shares the longest prefix with a request, and its length; (None, 0) if none does."""
-        if not request.cache_prompt:
-            return None, 0
-        wanted = (*request.prompt, *request.generated)
-        best: Slot | None = None
-        length = 0
-        for slot in self._pool.idle:
-            common = min(_common(slot.tokens, wanted), len(wanted) - 1)
-            if common > length:
-                best, length = slot, common
-        return best, length
+    def find(self, request: Request) -> Match:
+        """The longest prefix of a request that is there or about to be. At least one token is left to compute."""
+        if not request.cache_prompt or request.embed:
+            return Match()
+        return self._find([*request.prompt, *request.generated], None)
 
-    def evict(self, cells: int, spare: Slot | None = None) -> int:
-        """Clear idle sequences, least recently used first, until `cells` are freed; returns how many were."""
-        freed = 0
-        for slot in sorted(self._pool.idle, key=lambda s: s.last_used_at):
-            if freed >= cells:
-                break
-            if slot is not spare and slot.n_past:
-                freed += slot.n_past
-                self.drop(slot)
-        return freed
+    def begin(self, request: Request, match: Match) -> Sequence:
+        """A sequence for a request, which begins with what was found for it or waits for it."""
+        tokens = [*request.prompt, *request.generated]
+        shareable = request.cache_prompt and not request.embed
+        sequence = self._take_over(match) or self._fresh(match.donor)
+        if sequence in self._tree:
+            self._tree.remove(sequence)
+        sequence.tokens, sequence.shareable = tokens, shareable
+        if match.coming is not None:
+            sequence.donor, sequence.awaits = match.coming, match.awaits
+        elif sequence is not match.donor:
+            self._share(match.donor, sequence, match.length)
+        if shareable:
+            self._tree.add(sequence)
+        self._count()
+        return sequence
 
-    def drop(self, slot: Slot) -> None:
-        """Clear the sequence of an idle slot."""
-        assert slot.state is SlotState.IDLE
-        self._backend.clear(slot.seq_id)
-        slot.tokens, slot.n_past = [], 0
+    def is_waiting(self, sequence: Sequence) -> bool:
+        """Whether a sequence still waits for another's prefill; once not, it begins with what that has computed."""
+        donor = sequence.donor
+        if donor is None:
+            return False
+        if donor.in_use and donor.n_past < sequence.awaits and donor.born < sequence.born:
+            return True
+        match = self._find(sequence.tokens, sequence)
+        if match.coming is not None:
+            sequence.donor, sequence.awaits = match.coming, match.awaits
+            return True
+        sequence.donor, sequence.awaits = None, 0
+        self._share(match.donor, sequence, match.length)
+        self._count()
+        return False
+
+    def computed(self, sequence: Sequence, count: int) -> None:
+        """The next `count` tokens of a sequence are in the KV cache now."""
+        assert 0 < count <= sequence.remaining, f"{count} of {sequence.remaining} remaining tokens computed"
+        self._kv.grow(sequence, count)
+        sequence.n_past += count
+
+    def append(self, sequence: Sequence, token: int) -> None:
+        """A sequence goes on with a token that is yet to be computed."""
+        sequence.tokens.append(token)
+        if sequence.shareable:
+            self._tree.extend(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """No slot works on a sequence any more; what it holds is kept if others may begin from it."""
+        sequence.in_use, sequence.donor, sequence.awaits = False, None, 0
+        if not (sequence.shareable and sequence.n_past):
+            self.drop(sequence)
+            return
+        if sequence.remaining:
+            self._shorten(sequence, sequence.n_past)
+        self._sequences.touch(sequence)
+        self._drop_if_covered(sequence)
+        self._count()
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget all that a sequence holds."""
+        self._backend.clear(sequence.seq_id)
+        self._kv.cut(sequence, 0)
+        if sequence in self._tree:
+            self._tree.remove(sequence)
+        self._sequences.give_back(sequence)
+        self._count()
+
+    # --- room ---
+
+    def make_room(self, cells: int) -> bool:
+        """Evict what is kept until so many cells are free; whether they are. Always true of a split cache."""
+        if self.cells is None:
+            return True
+        if self.cells - self._kv.used >= cells:
+            return True
+        for sequence in self._sequences.kept:
+            while sequence.n_past and (missing := cells - (self.cells - self._kv.used)) > 0:
+                self._evict(sequence, missing)
+        self._count()
+        return self.cells - self._kv.used >= cells
+
+    def evict_all(self) -> bool:
+        """Drop everything that is kept; whether anything was."""
+        kept = self._sequences.kept
+        for sequence in kept:
+            self.drop(sequence)
+        return bool(kept)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where a kept sequence contradicts its slot."""
-        for slot in self._pool.idle:
-            assert slot.n_past == len(slot.tokens), f"slot {slot.seq_id} keeps tokens it does not hold"
+        """Raise AssertionError where sequences, tree and cells contradict each other."""
+        sequences = list(self._sequences)
+        self._tree.check_integrity()
+        self._kv.check_integrity(sequences)
+        for s in sequences:
+            name = f"sequence {s.seq_id}"
+            assert (s in self._tree) == s.shareable, f"{name}: in the tree or not"
+            assert sum(run.holders[s] for run in s.runs) == s.n_past, f"{name}: cells and tokens differ"
+            assert s.in_use or s.n_past == len(s.tokens) > 0, f"{name} is kept with tokens it does not hold"
+            assert s.n_past == 0 or s.donor is None, f"{name} waits for what it has begun to compute"
+        if self.cells is not None:
+            assert self._kv.used <= self.cells, "more cells in use than there are"
 
-    def _keep(self, slot: Slot, count: int) -> int:
-        if count and (count == slot.n_past or self._backend.cut(slot.seq_id, count)):
-            slot.tokens, slot.n_past = slot.tokens[:count], count
-            return count
-        if slot.n_past:
-            self.drop(slot)
-        return 0
+    # --- how ---
 
+    def _count(self) -> None:
+        self.tokens = self._kv.used - self._kv.held([(s, s.n_past) for s in self._sequences.in_use])
 
-def _common(a: list[int], b: tuple[int, ...]) -> int:
-    count = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        count += 1
-    return count
+    def _find(self, tokens: list[int], me: Sequence | None) -> Match:
+        limit = len(tokens) - 1
+        donor: Sequence | None = None
+        coming: Sequence | None = None
+        length = awaits = 0
+        for common, sequence in self._tree.matches(tokens):
+            common = min(common, limit)
+            if common <= length:
+                break
+            if sequence is me or (me is not None and sequence.in_use and sequence.born > me.born):
+                continue
+            if sequence.in_use and common > max(sequence.n_past, awaits):
+                coming, awaits = sequence, common
+            have = min(common, sequence.n_past)
+            if have > length and self._can_begin_from(sequence, have):
+                donor, length = sequence, have
+        if awaits - length < WAIT_TOKENS or not self._can_begin_from(coming, awaits):
+            coming, awaits = None, 0
+        return Match(donor, length, coming, awaits)
+
+    def _can_begin_from(self, sequence: Sequence | None, length: int) -> bool:
+        """Without a unified cache a running sequence has to be copied, which has its price."""
+        return sequence is not None and (self._is_unified or not sequence.in_use or length >= COPY_TOKENS)
+
+    def _take_over(self, match: Match) -> Sequence | None:
+        """The kept sequence of a match itself, where nothing is lost by going on in it or nothing else is possible."""
+        sequence, length = match.donor, match.length
+        if sequence is None or sequence.in_use or match.coming is not None:
+            return None
+        is_last = not self._sequences.has_free and len(self._sequences.kept) == 1
+        if self._is_unified and length < sequence.n_past and not is_last:
+            return None
+        if length < sequence.n_past and not self._shorten(sequence, length):
+            return None
+        self._sequences.begin(sequence)
+        return sequence
+
+    def _fresh(self, spare: Sequence | None) -> Sequence:
+        """An empty sequence, the least recently used of those that are kept if there is no other."""
+        if not self._sequences.has_free:
+            kept = self._sequences.kept
+            self.drop(next((s for s in kept if s is not spare), kept[0]))
+        return self._sequences.take()
+
+    def _share(self, donor: Sequence | None, target: Sequence, length: int) -> None:
+        # A donor that had to make room for the target itself has nothing left.
+        if donor is None or donor.n_past < length or not length:
+            return
+        if self._backend.share(donor.seq_id, target.seq_id, length):
+            self._kv.share(donor, target, length)
+            target.n_past = length
+            self._sequences.touch(donor)
+
+    def _shorten(self, sequence: Sequence, length: int) -> bool:
+        """Keep the first `length` tokens of a sequence; where the model cannot do that, nothing changes."""
+        if length < sequence.n_past:
+            if not self._backend.cut(sequence.seq_id, length):
+                return False
+            self._kv.cut(sequence, length)
+            sequence.n_past = length
+        # The tree may point into the old list.
+        sequence.tokens = sequence.tokens[:length]
+        if sequence in self._tree:
+            self._tree.cut(sequence)
+        return True
+
+    def _evict(self, sequence: Sequence, cells: int) -> None:
+        """Take cells off the end of a kept sequence; all of it where that frees nothing or leaves little."""
+        own = self._kv.own_tail(sequence)
+        left = sequence.n_past - min(own, max(cells, EVICT_CELLS))
+        if not own or left < EVICT_CELLS or not self._shorten(sequence, left):
+            self.drop(sequence)
+        else:
+            self._drop_if_covered(sequence)
+
+    def _drop_if_covered(self, sequence: Sequence) -> None:
+        """What another sequence holds as well need not be kept twice."""
+        if any(other.n_past >= sequence.n_past for other in self._tree.longer(sequence)):
+            self.drop(sequence)

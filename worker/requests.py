@@ -11,6 +11,8 @@ from worker.backend import Logits, SamplingParams
 
 #: Tokens a request gets on by, at the least, between two times that the KV cache runs full.
 HEADROOM_TOKENS = 32
+#: Tokens of answer that room is kept for where a request may generate more. If many do, one of them pauses.
+EXPECTED_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,22 +40,24 @@ class Request:
     logprobs: int | None = None
     #: Compute the embedding of the prompt; nothing is generated.
     embed: bool = False
-    #: Tokens of answer to keep room for; None for `max_tokens`. More of them are made while there is room.
-    expected_tokens: int | None = None
+    #: Tokens of answer to keep room for. More of them are made while there is room.
+    expected_tokens: int = EXPECTED_TOKENS
     #: The log probabilities of `generated`, where `logprobs` asks for them.
     logged_logprobs: tuple[Logprob, ...] = ()
     #: Time it has already spent in slots.
     used_s: float = 0.0
     #: When to give up waiting, on the engine's clock; None for never.
     start_by: float | None = None
-    #: Its place in `PRIORITIES`, so 0 is the most urgent. It takes a slot over from a less urgent one where none is free.
+    #: Its place in `PRIORITIES`: 0 is the most urgent. Where no slot is free it takes one from a less urgent request.
     priority: int = 1
     #: Its place among those that wait, which age moves forward; None for `priority`.
     rank: int | None = None
     #: The RQ queue it came from. The engine counts by it the tokens that were computed.
     queue: str = ""
-    #: Prompt tokens that the KV cache held when it was first started; None before that.
+    #: Of its first time in a slot: prompt tokens that the KV cache held; None before that.
     cached_tokens: int | None = None
+    #: Slot time until its first token; None before that.
+    prompt_s: float | None = None
 
     @property
     def most_tokens(self) -> int:
@@ -71,8 +75,7 @@ class Request:
         Where fewer tokens are expected than allowed, that is at least room for some more than there are, so that one
         that is let in again gets on before the cache is full the next time.
         """
-        expected = self.max_tokens if self.expected_tokens is None else self.expected_tokens
-        return min(self.most_tokens, len(self.prompt) + max(expected, generated + HEADROOM_TOKENS))
+        return min(self.most_tokens, len(self.prompt) + max(self.expected_tokens, generated + HEADROOM_TOKENS))
 
 
 @dataclass(frozen=True, slots=True)

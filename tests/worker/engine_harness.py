@@ -20,7 +20,6 @@ class Harness:
         self.now = 0.0
         self.events: list[Event] = []
         self.backend = backend or FakeBackend("babble")
-        engine.setdefault("n_parallel", self.backend.info.n_seq_max)
         self.engine = Engine(
             self.backend, load_strategy(strategy), self.events.extend, clock=lambda: self.now, **engine
         )
@@ -39,6 +38,8 @@ class Harness:
             self.now += 0.01
             self.engine.tick()
             self.engine.check_integrity()
+            if self.backend.info.kv_unified:
+                assert self.engine.cache.used == self.backend.used, "the engine miscounts the cells of the KV cache"
 
     def run(self, limit: int = 10_000) -> None:
         """Tick until nothing is left to do."""

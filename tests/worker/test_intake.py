@@ -175,15 +175,12 @@ def test_questions_are_answered_and_refused_like_requests() -> None:
     )
 
 
-def test_the_whole_room_is_given_with_a_smaller_number_expected() -> None:
+def test_a_request_may_be_given_the_whole_room() -> None:
     made = intake(n_ctx=1000)
-    filling = made.prepare({"prompt": "four", "fill_context": True})
-    assert (filling.max_tokens, filling.expected_tokens) == (996, 256)
-    assert made.request(filling, "j", "e").expected_tokens == 256
+    assert made.prepare({"prompt": "four", "fill_context": True}).max_tokens == 996
     capped = intake(n_ctx=1000, max_tokens_cap=50).prepare({"prompt": "four", "fill_context": True})
-    assert (capped.max_tokens, capped.expected_tokens) == (50, 50)
-    said = made.prepare({"prompt": "four", "fill_context": True, "max_tokens": 9})
-    assert (said.max_tokens, said.expected_tokens) == (9, None)
+    assert capped.max_tokens == 50
+    assert made.prepare({"prompt": "four", "fill_context": True, "max_tokens": 9}).max_tokens == 9
 
 
 def test_a_worker_for_embeddings_makes_embeddings_only() -> None:

@@ -1,4 +1,4 @@
-"""The life of a job in Redis: submit, pull, commit, hand back, cancel, and the leases of workers.
+"""The life of a job in Redis: submit, cancel, erase, retry, and with `shared/work.py` what workers do to it.
 
 Every change of a job's state is one script, so that no crash leaves it half done. The scripts are in
 `shared/lua/`; this module builds their arguments and names their answers.
@@ -7,11 +7,9 @@ Every change of a job's state is one script, so that no crash leaves it half don
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import redis
 from rq.exceptions import NoSuchJobError
@@ -38,49 +36,20 @@ from shared.names import (
     JOB_FUNCTION,
     JOBS_INDEX,
     SERIALIZER,
-    WORKERS,
     doorbell_key,
     events_key,
-    held_key,
     job_key,
-    lease_key,
     rq_queue_key,
 )
-from shared.reading import JobReader, answer_so_far
+from shared.reading import answer_so_far
 from shared.records import JobRecord, job_object
 from shared.schemas import JobRequest
 from shared.settings import Settings
 from shared.stream import dumps
 from shared.submission import SubmitCall, Submitted, new_job
+from shared.work import WorkStore
 
-CommitOutcome = Literal["ok", "gone", "lost", "ended", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """A job a worker has taken, and the execution id that proves it."""
-
-    record: JobRecord
-    execution: str
-    raw: dict[bytes, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How a job ends: its job object, and the number of tokens in its log.
-
-    `tail` is the data of a last token event, of text that was held back; it counts as a token.
-    """
-
-    job_id: str
-    execution: str
-    final: dict[str, Any]
-    tokens: int
-    ttl_s: int
-    tail: str = ""
-
-
-class JobStore(JobReader):
+class JobStore(WorkStore):
     """All operations on jobs. Safe to share between threads.
 
     Every method raises redis-py's own errors when Redis cannot be reached.
@@ -90,14 +59,8 @@ class JobStore(JobReader):
         super().__init__(client)
         self.settings = settings
         self._submit = script(client, "submit")
-        self._pull = script(client, "pull")
-        self._commit = script(client, "commit")
         self._cancel = script(client, "cancel")
-        self._hand_back = script(client, "hand_back")
-        self._reclaim = script(client, "reclaim")
         self._retry = script(client, "retry")
-
-    # --- the web side ---
 
     def submit(
         self,
@@ -273,7 +236,7 @@ class JobStore(JobReader):
                 job_key(job_id),
                 events_key(job_id),
                 rq_queue_key(record.origin),
-                doorbell_key(record.model),
+                doorbell_key(record.model, record.priority),
                 *(registry(record.origin, self.client).key for registry in registries),
             ],
             args=[job_id, utcformat(now())],
@@ -283,82 +246,6 @@ class JobStore(JobReader):
         if outcome != "ok":
             raise JobNotEnded(f"job {job_id!r} was changed at the same time: it is {outcome} now", "id")
         return self.view(job_id)
-
-    # --- the worker side ---
-
-    def pull(self, worker: str, queues: Sequence[str], count: int) -> list[Pulled]:
-        """Take up to `count` jobs from RQ queues, given most urgent first, into the worker's held list."""
-        moment = now()
-        executions = [uuid.uuid4().hex for _ in range(count)]
-        reply = self._pull(
-            keys=[held_key(worker), JOBS_INDEX, *map(rq_queue_key, queues)],
-            args=[count, worker, utcformat(moment), int(moment.timestamp() * 1000), *executions],
-        )
-        pulled = []
-        for job_id, execution, _queue, flat in reply:
-            raw = dict(zip(flat[::2], flat[1::2], strict=True))
-            pulled.append(Pulled(JobRecord.parse(job_id.decode(), raw), execution.decode(), raw))
-        return pulled
-
-    def commit(self, ends: Sequence[End]) -> list[CommitOutcome]:
-        """Commit the ends of jobs, in one round trip; one outcome for each."""
-        args: list[Any] = []
-        for end in ends:
-            status = end.final["status"]
-            name = "failed" if status == "failed" else "done"
-            args += (end.execution, status, end.tokens, name, dumps(end.final), end.ttl_s, end.tail)
-        keys = [key for end in ends for key in (job_key(end.job_id), events_key(end.job_id))]
-        return [outcome.decode() for outcome in self._commit(keys=keys, args=args)]
-
-    def hand_back(self, worker: str, model: str, jobs: Iterable[tuple[str, str]]) -> None:
-        """Give (job id, execution id) pairs back to the front of their queues, in that order."""
-        args = [x for pair in jobs for x in pair]
-        if args:
-            self._hand_back(keys=[held_key(worker), doorbell_key(model)], args=args)
-
-    def renew_lease(self, worker: str, lease_s: float) -> None:
-        """Say that `worker` lives."""
-        pipe = self.client.pipeline(transaction=False)
-        pipe.set(lease_key(worker), "1", px=int(lease_s * 1000))
-        pipe.sadd(WORKERS, worker)
-        pipe.execute()
-
-    def drop_lease(self, worker: str) -> None:
-        """Say that `worker` is gone; whatever it still holds can be reclaimed at once."""
-        pipe = self.client.pipeline()
-        pipe.delete(lease_key(worker))
-        pipe.exists(held_key(worker))
-        if not pipe.execute()[1]:
-            self.client.srem(WORKERS, worker)
-
-    def trim_index(self, start: int, count: int = 1000) -> int:
-        """Drop expired jobs from a stretch of the index, and return where the next stretch starts (0 at the end)."""
-        ids = self.client.zrange(JOBS_INDEX, start, start + count - 1)
-        pipe = self.client.pipeline(transaction=False)
-        for job_id in ids:
-            pipe.exists(job_key(job_id.decode()))
-        expired = [job_id for job_id, there in zip(ids, pipe.execute(), strict=True) if not there]
-        if expired:
-            self.client.zrem(JOBS_INDEX, *expired)
-        return start + len(ids) - len(expired) if len(ids) == count else 0
-
-    def reclaim(self, caller: str) -> tuple[list[str], list[str]]:
-        """Give back what dead workers held.
-
-        Returns the ids that are queued again, and those whose end was committed but not yet recorded, which
-        `caller` now holds.
-        """
-        queued: list[str] = []
-        committed: list[str] = []
-        for name in sorted(n.decode() for n in self.client.smembers(WORKERS)):
-            if name == caller or self.client.exists(lease_key(name)):
-                continue
-            back, ended = self._reclaim(
-                keys=[lease_key(name), held_key(name), WORKERS, held_key(caller)], args=[name, caller]
-            )
-            queued += [i.decode() for i in back]
-            committed += [i.decode() for i in ended]
-        return queued, committed
 
 
 def request_of(record: JobRecord) -> dict[str, Any]:

@@ -69,9 +69,14 @@ def live_queues_key(model: str) -> str:
     return f"slotline:queues:{model}"
 
 
-def doorbell_key(model: str) -> str:
-    """The list an idle worker of the model blocks on."""
-    return f"slotline:doorbell:{model}"
+def doorbell_key(model: str, priority: str) -> str:
+    """The list that workers with room for jobs of this kind block on; it holds one entry if some may wait."""
+    return f"slotline:doorbell:{model}:{priority}"
+
+
+def wake_key(worker: str) -> str:
+    """The list that ends a worker's wait at its doorbells, since it has room for others now."""
+    return f"slotline:wake:{worker}"
 
 
 def idempotency_key(digest: str) -> str:

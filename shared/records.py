@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 from rq.utils import utcparse
 
-from shared.names import split_queue_name
+from shared.names import Priority, queue_name, split_queue_name
 from shared.schemas import JobStatus
 
 #: RQ's status to ours. `created` is a job that was saved but not enqueued.
@@ -86,6 +87,42 @@ class JobRecord:
             bound=text.get("sl_bound"),
             metadata=_metadata(text.get("meta")),
             raw_data=raw.get(b"data", b""),
+        )
+
+    @classmethod
+    def queued(
+        cls,
+        job_id: str,
+        model: str,
+        priority: Priority,
+        metadata: dict[str, Any] | None = None,
+        parent: str | None = None,
+        bound: str | None = None,
+    ) -> JobRecord:
+        """A job that is just being queued, as far as its sender knows it."""
+        moment = time.time()
+        return cls(
+            id=job_id,
+            origin=queue_name(model, priority),
+            model=model,
+            priority=priority,
+            rq_status="queued",
+            created_at=moment,
+            enqueued_at=moment,
+            started_at=None,
+            ended_at=None,
+            result_ttl_s=None,
+            failure_ttl_s=None,
+            retries_left=0,
+            attempts=0,
+            worker="",
+            execution=None,
+            cancelling=False,
+            end=None,
+            fingerprint=None,
+            parent=parent,
+            bound=bound,
+            metadata=metadata or {},
         )
 
     @property

@@ -39,6 +39,8 @@ class ModelCard:
     capabilities: tuple[str, ...] = ("completion",)
     #: Numbers in an embedding; None where the model gives none.
     n_embd: int | None = None
+    #: Most tokens its worker lets a job ask for; 0 for no such limit.
+    max_tokens_cap: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Registry:
     def __init__(self, client: redis.Redis) -> None:
         self.client: Any = client  # redis-py types every reply as str or bytes or a promise of one
         self._read = script(client, "registry")
+        self._last: tuple[float, Known] | None = None
 
     def register_model(self, card: ModelCard) -> None:
         """Store a model's card; the first registration fixes the model's place in the order."""
@@ -119,11 +122,20 @@ class Registry:
         self.client.delete(stats_key(worker))
 
     def known(self) -> Known:
-        """Models and workers, in one round trip: every call to the API needs both."""
+        """Models and workers, in one round trip."""
+        moment = time.monotonic()
         cards, figures = self._read(keys=[MODELS, WORKERS], args=[model_key(""), stats_key("")])
         models = [_known(ModelCard, _parsed(flat)) for flat in cards]
         workers = [_known(WorkerStats, json.loads(raw)) for raw in figures]
-        return Known(models, sorted(workers, key=lambda stats: stats.worker))
+        known = Known(models, sorted(workers, key=lambda stats: stats.worker))
+        self._last = moment, known
+        return known
+
+    def recent(self, max_age_s: float) -> Known | None:
+        """What `known` found for anybody, without a round trip; None if that was longer ago."""
+        if self._last is None or time.monotonic() - self._last[0] > max_age_s:
+            return None
+        return self._last[1]
 
     def models(self) -> list[ModelCard]:
         """Every model ever served, oldest first."""

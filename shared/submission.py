@@ -86,7 +86,7 @@ class SubmitCall:
             rq_queue_key(origin),
             JOBS_INDEX,
             live_queues_key(model),
-            doorbell_key(model),
+            doorbell_key(model, request.priority),
             model_key(model),
             idempotency_key(digest),
             ScheduledJobRegistry(origin, job.connection).key,

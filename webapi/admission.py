@@ -3,6 +3,8 @@
 The model's card answers most of it. What only a worker can know, such as a prompt's number of tokens or whether
 a grammar parses, is asked of a live one where the answer could be no; without one the job is queued, and the
 worker that takes it fails it with the same code.
+
+Models and workers as they were within the last second are good for a yes; before a no they are read anew.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from webapi.services import PATIENCE, Services
 #: Tokens that a template's start and end may add to a plain prompt.
 MARGIN_TOKENS = 8
 
+#: How long models and workers count as they were read: workers renew what is known of them as often.
+RECENT_S = 1.0
+
 
 def admit(services: Services, request: JobRequest) -> str:
     """Check a request and return the name of the model whose queue it goes to.
@@ -31,11 +36,10 @@ def admit(services: Services, request: JobRequest) -> str:
         InvalidRequest: a value is out of the model's range or above our limits, or the model cannot do it.
         SlotlineError: a live worker refuses the request.
     """
-    known = services.registry.known()
-    card = _checked(services, [request], known)
+    card, is_live = _resolved(services, [request])
     if card is None:
         return DEFAULT_MODEL
-    if _needs_worker(request, card) and known.is_live(card.name):
+    if is_live and _needs_worker(request, card):
         _ask_if_there(services, [request], card)
     return card.name
 
@@ -43,20 +47,18 @@ def admit(services: Services, request: JobRequest) -> str:
 def admit_call(services: Services, requests: Sequence[JobRequest], *, must_be_live: bool) -> ModelCard | None:
     """Check the jobs of one call and return their model; None if none is known yet.
 
-    A live worker has the last word. With `must_be_live` there has to be one, since a caller waits for it.
+    With `must_be_live` there has to be a live worker, since a caller waits for it, and it has the last word.
 
     Raises:
         NoWorker: there has to be a live worker and there is none, or it did not answer in time.
         UnknownModel, InvalidRequest, SlotlineError: as `admit`.
     """
-    known = services.registry.known()
-    card = _checked(services, requests, known)
-    if card is None or not known.is_live(card.name):
+    card, is_live = _resolved(services, requests)
+    if card is None or not is_live:
         if must_be_live:
             raise NoWorker(f"no worker of model {card.name if card else DEFAULT_MODEL!r} is live; try again later")
         return card
-    first, *others = _distinct(requests)
-    asked = [first, *(other for other in others if _needs_worker(other, card))]
+    asked = [request for request in _distinct(requests) if _needs_worker(request, card)]
     if must_be_live:
         _ask(services, asked, card, PATIENCE * services.settings.ask_timeout_s)
     else:
@@ -78,6 +80,20 @@ def check_token_ids(ids: list[int], card: ModelCard, field: str) -> None:
             )
 
 
+def _resolved(services: Services, requests: Sequence[JobRequest]) -> tuple[ModelCard | None, bool]:
+    """The model that all requests name, checked, None if none is known yet; and whether a worker of it is live."""
+    recent = services.registry.recent(RECENT_S)
+    if recent is not None:
+        # Whatever is wrong may be so no more, and is found again if it is.
+        with contextlib.suppress(SlotlineError):
+            card = _checked(services, requests, recent)
+            if card is not None and recent.is_live(card.name):
+                return card, True
+    known = services.registry.known()
+    card = _checked(services, requests, known)
+    return card, card is not None and known.is_live(card.name)
+
+
 def _checked(services: Services, requests: Sequence[JobRequest], known: Known) -> ModelCard | None:
     """The model that all requests name, after every check that needs no worker; None if none is known yet."""
     for request in requests:
@@ -86,6 +102,7 @@ def _checked(services: Services, requests: Sequence[JobRequest], known: Known) -
     card = known.resolve(requests[0].model)
     if card is not None:
         for request in requests:
+            _check_cap(request, card.max_tokens_cap)
             _check_capabilities(request, card)
             _check_card(request, card)
     return card
@@ -156,7 +173,8 @@ def _check_capabilities(request: JobRequest, card: ModelCard) -> None:
 def _needs_worker(request: JobRequest, card: ModelCard) -> bool:
     """Whether a worker could say no. A token is at least one byte, so a short prompt surely fits."""
     compiled = (request.messages, request.grammar, request.grammar_root, request.schema_of_answer)
-    if any(field is not None for field in compiled):
+    # An embedding has to fit a pass, whose size the card does not tell.
+    if request.embed or any(field is not None for field in compiled):
         return True
     prompt = request.prompt or ""
     longest = len(prompt.encode()) if isinstance(prompt, str) else len(prompt)

@@ -8,15 +8,15 @@ meant to go on in the background, its jobs are bound to the caller's connection 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from shared.errors import JobRemoved, Unavailable
+from shared.errors import Unavailable
 from shared.names import DEFAULT_MODEL
 from shared.openai.embeddings import EmbeddingExchange
 from shared.openai.exchange import Call, Exchange, failure_of
+from shared.records import JobRecord
 from shared.schemas import JobRequest
 from shared.stream import START, Event
 from webapi.admission import admit_call
@@ -58,7 +58,7 @@ class OpenCall:
         self._unended: set[str] = set()
         self._caller_left = False
         self._cleanup = ExitStack()
-        self._id = uuid.uuid4().hex
+        self._id = services.hub.new_id()
         self._jobs = _named(self._id, exchange.jobs())
         self.about = Call(self._id, int(time.time()), self._admit())
         try:
@@ -153,25 +153,31 @@ class OpenCall:
         for subscription in subscriptions:
             subscription.shut()
 
+    @property
+    def _parent(self) -> str | None:
+        return self._id if len(self._jobs) > 1 else None
+
     def _submit(self) -> None:
-        parent = self._id if len(self._jobs) > 1 else None
         for at in range(0, len(self._jobs), SUBMITTED_AT_ONCE):
             if self._caller_left and self._bound is not None:
                 raise CallerLeft
             jobs = self._jobs[at : at + SUBMITTED_AT_ONCE]
             # A submit whose reply is lost may have queued the jobs.
             self._unended.update(str(job.id) for job in jobs)
-            self._services.store.submit_many(jobs, self.about.model, parent=parent, bound=self._bound)
+            self._services.store.submit_many(jobs, self.about.model, parent=self._parent, bound=self._bound)
 
     def _follow(self, subscriptions: list[Subscription]) -> list[Follower]:
+        """Nothing is read: the subscriptions are older than the jobs."""
         store = self._services.store
-        records = store.fetch_many([str(job.id) for job in self._jobs])
-        followers = []
-        for record, subscription in zip(records, subscriptions, strict=True):
-            if record is None:
-                raise JobRemoved("a job was removed before it was followed")
-            followers.append(Follower(store, subscription, record, START, behind=False))
-        return followers
+        return [
+            Follower(store, subscription, self._record(job), START, behind=False)
+            for job, subscription in zip(self._jobs, subscriptions, strict=True)
+        ]
+
+    def _record(self, job: JobRequest) -> JobRecord:
+        return JobRecord.queued(
+            str(job.id), self.about.model, job.priority, job.metadata, parent=self._parent, bound=self._bound
+        )
 
     def _ended(self, number: int, event: Event) -> None:
         self._unended.discard(str(self._jobs[number].id))

@@ -4,6 +4,9 @@ A thread of its own holds the only pub/sub connection; nothing else touches that
 job's channel when the first reader comes and lets go when the last one leaves, and it ends, with its
 connection, some seconds after the last reader of all. Readers wake it over a channel of the hub's own, so that
 even a quiet connection takes new readers at once.
+
+A job whose reader comes before the job itself needs no subscription of its own: its id begins with a mark of the hub
+(`new_id`), and the hub listens for everything with that mark.
 """
 
 from __future__ import annotations
@@ -46,10 +49,12 @@ class Hub:
         self._settings = settings
         self._client = client
         self._control = f"slotline:web:{uuid.uuid4().hex}"
+        self._mark = uuid.uuid4().hex[:12]
+        self._marked = events_key(f"{self._mark}*")
         self._lock = threading.Lock()
         self._readers: dict[str, list[Subscription]] = {}
         self._asked: set[str] = set()  # channels we have sent SUBSCRIBE for on this connection
-        self._live: set[str] = set()  # those of them Redis has confirmed
+        self._live: set[str] = set()  # those of them Redis has confirmed, and the pattern of the mark once it is
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 
@@ -61,6 +66,10 @@ class Hub:
 
     def _count(self) -> int:
         return len({reader.inbox for readers in self._readers.values() for reader in readers})
+
+    def new_id(self) -> str:
+        """An id for a job that this process is going to follow; also what the ids of several jobs may begin with."""
+        return self._mark + uuid.uuid4().hex[len(self._mark) :]
 
     def open(self, job_id: str) -> Subscription:
         """Subscribe to a job; see `open_all`."""
@@ -117,6 +126,10 @@ class Hub:
                 self._client.publish(self._control, "")  # wakes it
             thread.join(timeout=2 * TICK_S)
 
+    def _source(self, channel: str) -> str:
+        """What has to be subscribed to for a channel: itself, or the pattern of the mark."""
+        return self._marked if channel.startswith(self._marked[:-1]) else channel
+
     def _enter(self, subscriptions: Sequence[Subscription]) -> None:
         limit = self._settings.max_streams
         with self._lock:
@@ -126,7 +139,7 @@ class Hub:
                 raise Unavailable(f"{limit} streams are open, which is the most one web process takes; try again")
             for subscription in subscriptions:
                 self._readers.setdefault(subscription.channel, []).append(subscription)
-                if subscription.channel in self._live:
+                if self._source(subscription.channel) in self._live:
                     subscription.ready.set()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="stream-hub", daemon=True)
@@ -155,6 +168,7 @@ class Hub:
     def _listen(self, pubsub: Any) -> None:
         """Feed the readers until the hub is closed or has had none for a while."""
         pubsub.subscribe(self._control)
+        pubsub.psubscribe(self._marked)
         heard = wanted = paused = time.monotonic()
         while not self._closing.is_set():
             message = pubsub.get_message(timeout=TICK_S)
@@ -168,7 +182,7 @@ class Hub:
                 continue
             self._sync(pubsub)
             self._check_line(pubsub, now - heard)
-            if self._asked:
+            if self._readers:
                 wanted = now
             elif now - wanted >= LINGER_S and self._retire():
                 return
@@ -177,15 +191,17 @@ class Hub:
         channel = message["channel"].decode() if message["channel"] else ""
         if channel == self._control and message["type"] in ("subscribe", "message"):
             self._sync(pubsub)
-        elif message["type"] == "subscribe":
+        elif message["type"] in ("subscribe", "psubscribe"):
             self._confirm(channel)
+        elif message["type"] == "pmessage":
+            self._dispatch(channel, message["data"])
         elif message["type"] == "message" and not self._dispatch(channel, message["data"]):
             self._sync(pubsub)
 
     def _sync(self, pubsub: Any) -> None:
         """Subscribe to what readers want and let go of what none wants."""
         with self._lock:
-            wanted = set(self._readers)
+            wanted = {channel for channel in self._readers if self._source(channel) == channel}
             new, old = wanted - self._asked, self._asked - wanted
             self._asked = wanted
             self._live -= old
@@ -194,12 +210,13 @@ class Hub:
         if old:
             pubsub.unsubscribe(*old)
 
-    def _confirm(self, channel: str) -> None:
+    def _confirm(self, source: str) -> None:
         with self._lock:
-            if channel not in self._asked:
+            if source != self._marked and source not in self._asked:
                 return
-            self._live.add(channel)
-            readers = list(self._readers.get(channel, ()))
+            self._live.add(source)
+            channels = [c for c in self._readers if self._source(c) == source] if source == self._marked else [source]
+            readers = [reader for channel in channels for reader in self._readers.get(channel, ())]
         for reader in readers:
             reader.confirm()
 

@@ -33,10 +33,10 @@ _init_grammar = slow("llama_sampler_init_grammar")
 
 
 class Compiled(NamedTuple):
-    """A grammar sampler of llama.cpp, to be freed by its owner, and whether the grammar names tokens."""
+    """A grammar sampler of llama.cpp, to be freed by its owner, and the tokens that the grammar names."""
 
     sampler: Any
-    names_tokens: bool
+    named: frozenset[int]
 
 
 def compile_grammar(vocab: LlamaVocab, grammar: str, root: str) -> Compiled:
@@ -45,15 +45,12 @@ def compile_grammar(vocab: LlamaVocab, grammar: str, root: str) -> Compiled:
     Raises:
         InvalidGrammar: it does not parse or is beyond our limits.
     """
-    tokens = check(grammar, root).tokens
-    for token in tokens:
-        if not _is_token(vocab, token):
-            raise InvalidGrammar(f"the grammar names {token!r}, which is not a token of the model", "grammar")
+    named = frozenset(_token(vocab, text) for text in check(grammar, root).tokens)
     with collected_log() as lines:
         sampler = _init_grammar(vocab.handle, grammar.encode(), root.encode())
     if not sampler:
         raise InvalidGrammar(f"the grammar does not compile: {first_error(lines)}", "grammar")
-    return Compiled(sampler, bool(tokens))
+    return Compiled(sampler, named)
 
 
 def check(grammar: str, root: str) -> Rules:
@@ -80,10 +77,15 @@ def check(grammar: str, root: str) -> Rules:
     return rules
 
 
-def _is_token(vocab: LlamaVocab, text: str) -> bool:
+def _token(vocab: LlamaVocab, text: str) -> int:
+    """The token that a grammar names by its text, or as in `<[7]>` by its number."""
     if match := re.fullmatch(r"<\[(\d{1,9})\]>", text):
-        return int(match[1]) < vocab.n_tokens
-    return len(vocab.tokenize(text, parse_special=True)) == 1
+        tokens = [int(match[1])]
+    else:
+        tokens = vocab.tokenize(text, parse_special=True)
+    if len(tokens) != 1 or tokens[0] >= vocab.n_tokens:
+        raise InvalidGrammar(f"the grammar names {text!r}, which is not a token of the model", "grammar")
+    return tokens[0]
 
 
 def _items(rules: Rules) -> list[Item]:

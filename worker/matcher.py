@@ -83,8 +83,8 @@ class Matcher:
         self._check()
         return allowed
 
-    def masked(self, logits: Row, reach: float = np.inf) -> Row:
-        """The row with -inf for what may not come next. It is exact, so `reach` does not matter.
+    def masked(self, logits: Row, count: int | None = None) -> Row:
+        """The row with -inf for what may not come next. All of it is right, so `count` does not matter.
 
         Raises:
             GrammarDeadEnd: the constraint has become too complex.
@@ -101,18 +101,27 @@ class Matcher:
         self._check()
         return np.unpackbits(self._bits.view(np.uint8), count=self._n_tokens, bitorder="little").view(np.bool_)
 
+    def take(self, token: int) -> bool:
+        """Go on by one token if it is allowed. Returns whether it was; if not, nothing has changed.
+
+        Raises:
+            GrammarDeadEnd: the constraint has become too complex.
+        """
+        if token in self._eog:
+            return self.is_accepting
+        # Of a token that is refused, `consume_token` would leave the matcher unusable.
+        taken = 0 <= token < self._n_tokens and self._matcher.try_consume_tokens([token]) == 1
+        self._check()
+        return taken
+
     def accept(self, token: int) -> None:
         """Go on by one token.
 
         Raises:
             GrammarDeadEnd: the token is not allowed here.
         """
-        # A token that llguidance has refused leaves its matcher unusable.
-        if not 0 <= token < self._n_tokens or not self.allows(token):
+        if not self.take(token):
             raise GrammarDeadEnd("the answer so far does not fit what it is constrained to")
-        if token not in self._eog:
-            self._matcher.consume_token(token)
-            self._check()
 
     def _check(self) -> None:
         if self._matcher.is_error():

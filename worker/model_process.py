@@ -152,6 +152,7 @@ def _card(settings: WorkerSettings, backend: Backend, intake: Intake) -> ModelCa
         description=backend.info.description,
         capabilities=tuple(intake.capabilities),
         n_embd=backend.info.n_embd,
+        max_tokens_cap=settings.max_tokens_cap,
     )
 
 

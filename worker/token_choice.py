@@ -35,8 +35,13 @@ class TokenChooser:
         self._recent: deque[int] = deque(maxlen=PENALTY_WINDOW_TOKENS)
         self._bias_ids = [token for token, _ in params.logit_bias]
         self._bias = np.array([bias for _, bias in params.logit_bias], np.float32)
-        self._forbidden = sorted(forbidden)
+        self._forbidden = np.array(sorted(forbidden), np.intp)
         self._needs_copy = bool(params.logit_bias or params.has_penalties)
+
+    @property
+    def considers(self) -> int | None:
+        """How many of the most likely tokens matter to `choose`; None for all."""
+        return 1 if self._params.temperature == 0 else self._params.top_k or None
 
     def accept(self, token: int) -> None:
         """Take a token into account for the penalties; once for each token of the answer."""
@@ -49,7 +54,7 @@ class TokenChooser:
             np.add.at(row, self._bias_ids, self._bias)
             if self._params.has_penalties and self._recent:
                 self._penalise(row)
-        if self._forbidden:
+        if len(self._forbidden):
             row[self._forbidden] = -np.inf
         return row
 
@@ -80,9 +85,14 @@ class TokenChooser:
         row[ids] = logits - times * params.frequency_penalty - params.presence_penalty
 
 
+def likely(row: Row, count: int) -> Ids:
+    """The `count` most likely tokens and seldom many more; for a large count all that are not ruled out."""
+    return np.flatnonzero(row >= max(_low_mark(row, count), _LOWEST))
+
+
 def _top_k(row: Row, k: int, top_p: float) -> tuple[Ids, Row]:
     """The k most likely tokens, cut after `top_p` of their probability, sorted."""
-    ids, logits = _sorted(row, np.flatnonzero(row >= max(_low_mark(row, k), _LOWEST)))
+    ids, logits = _sorted(row, likely(row, k))
     ids, logits = ids[:k], logits[:k]
     if top_p == 1:
         return ids, logits

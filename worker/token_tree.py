@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Ids = npt.NDArray[np.intp]
+from worker.token_choice import Ids
 
 
 class TokenTree:
@@ -15,14 +14,11 @@ class TokenTree:
 
     Where a grammar allows a text it allows every beginning of it, so nothing below a refused token is allowed.
     Vocabularies are mostly made by putting tokens together, so few tokens begin with no other.
-
-    Attributes:
-        roots: the tokens that begin with no other; one of them is allowed wherever any token is.
     """
 
-    def __init__(self, pieces: Mapping[int, bytes]) -> None:
-        """Order tokens by their texts, none of which may be empty."""
-        tokens = sorted(pieces, key=lambda token: len(pieces[token]))
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        """Order the tokens by their texts; those without one are left out."""
+        tokens = sorted(filter(pieces.__getitem__, range(len(pieces))), key=lambda token: len(pieces[token]))
         by_piece: dict[bytes, int] = {}
         parents: list[int] = []
         for token in tokens:
@@ -32,25 +28,36 @@ class TokenTree:
             parents.append(next((parent for parent in beginnings if parent is not None), -1))
             by_piece.setdefault(piece, token)
         ids, above = np.array(tokens, np.intp), np.array(parents, np.intp)
-        self.roots: Ids = ids[above < 0]
-        # Brothers stand together: those below `token` from _first[token] to _first[token + 1].
-        self._ids = ids[np.argsort(above, kind="stable")]
-        self._first = np.searchsorted(np.sort(above), np.arange(max(tokens, default=-1) + 2))
+        self._roots: Ids = ids[above < 0]
+        # Those below one token stand together, from _first[token] to _first[token + 1].
+        self._ids: Ids = ids[np.argsort(above, kind="stable")]
+        self._first = np.searchsorted(np.sort(above), np.arange(len(pieces) + 1))
 
-    def allowed(self, among: Callable[[Ids], Ids]) -> Ids:
-        """All tokens that are allowed, in no order.
+    def starts(self, named: Sequence[int] = ()) -> Ids:
+        """Tokens, one of which is allowed wherever any is.
+
+        Args:
+            named: tokens that the grammar allows or refuses by their numbers, whatever their text is.
+        """
+        by_number = np.array(named, np.intp)
+        return np.concatenate((self._roots, by_number, self._below(by_number)))
+
+    def allowed(self, starts: Ids, among: Callable[[Ids], Ids]) -> Ids:
+        """All tokens that are allowed, in no order; some may come twice.
 
         Args:
             among: which of the given tokens are allowed. It is called once for each level of the tree.
         """
-        found = [among(self.roots)]
-        while len(found[-1]):
-            found.append(among(self._below(found[-1])))
+        found, level = [starts[:0]], starts
+        while len(level):
+            found.append(among(level))
+            level = self._below(found[-1])
         return np.concatenate(found)
 
     def _below(self, tokens: Ids) -> Ids:
         starts = self._first[tokens]
         sizes = self._first[tokens + 1] - starts
         ends = sizes.cumsum()
-        places = np.arange(ends[-1]) + np.repeat(starts - (ends - sizes), sizes)
-        return self._ids[places]
+        places = np.arange(sizes.sum()) + np.repeat(starts - (ends - sizes), sizes)
+        below: Ids = self._ids[places]
+        return below

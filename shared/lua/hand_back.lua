@@ -1,19 +1,27 @@
 -- Give pulled jobs back to the front of their queues, in their order, if the caller still owns them.
--- KEYS: held list, doorbell
--- ARGV: job id, execution id, … (in the order they should come out again)
+-- KEYS: held list
+-- ARGV: worker, then job id, execution id, … (in the order they should come out again)
 -- Returns the ids that went back.
 local back = {}
-for i = #ARGV - 1, 1, -2 do
-  local key = 'rq:job:' .. ARGV[i]
+for i = #ARGV - 1, 2, -2 do
+  local id, execution = ARGV[i], ARGV[i + 1]
+  local key, name = 'rq:job:' .. id, id .. ':' .. execution
   local f = redis.call('HMGET', key, 'sl_exec', 'status', 'origin', 'sl_end')
-  redis.call('LREM', KEYS[1], 1, ARGV[i])
-  if f[1] == ARGV[i + 1] and f[2] == 'started' and not f[4] then
+  redis.call('LREM', KEYS[1], 1, id)
+  redis.call('DEL', 'rq:execution:' .. name)
+  redis.call('ZREM', 'rq:executions:' .. id, execution)
+  redis.call('SREM', 'rq:worker:' .. ARGV[1] .. ':executions', name)
+  if f[3] then redis.call('ZREM', 'rq:wip:' .. f[3], name) end
+  if f[1] == execution and f[2] == 'started' and not f[4] then
     redis.call('HSET', key, 'status', 'queued')
     redis.call('HDEL', key, 'sl_exec')
-    redis.call('LPUSH', 'rq:queue:' .. f[3], ARGV[i])
-    redis.call('LPUSH', KEYS[2], '1')
-    back[#back + 1] = ARGV[i]
+    redis.call('LPUSH', 'rq:queue:' .. f[3], id)
+    local bell = string.match(f[3], '^[^:]+:[^:]+')
+    if bell then
+      redis.call('LPUSH', 'slotline:doorbell:' .. bell, '1')
+      redis.call('LTRIM', 'slotline:doorbell:' .. bell, 0, 0)
+    end
+    back[#back + 1] = id
   end
 end
-redis.call('LTRIM', KEYS[2], 0, 255)
 return back

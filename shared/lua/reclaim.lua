@@ -22,7 +22,11 @@ for _, id in ipairs(back) do
       redis.call('HSET', key, 'status', 'queued')
       redis.call('HDEL', key, 'sl_exec')
       redis.call('LPUSH', 'rq:queue:' .. f[3], id)
-      redis.call('LPUSH', 'slotline:doorbell:' .. string.match(f[3], '^[^:]*'), '1')
+      local bell = string.match(f[3], '^[^:]+:[^:]+')
+      if bell then
+        redis.call('LPUSH', 'slotline:doorbell:' .. bell, '1')
+        redis.call('LTRIM', 'slotline:doorbell:' .. bell, 0, 0)
+      end
       queued[#queued + 1] = id
     end
   end

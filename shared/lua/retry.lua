@@ -14,5 +14,5 @@ redis.call('ZREM', KEYS[5], ARGV[1])
 redis.call('ZREM', KEYS[6], ARGV[1])
 redis.call('RPUSH', KEYS[3], ARGV[1])
 redis.call('LPUSH', KEYS[4], '1')
-redis.call('LTRIM', KEYS[4], 0, 255)
+redis.call('LTRIM', KEYS[4], 0, 0)
 return 'ok'

@@ -65,6 +65,6 @@ else
   redis.call('HSET', KEYS[1], 'status', 'queued')
   redis.call('RPUSH', KEYS[2], id)
   redis.call('LPUSH', KEYS[5], '1')
-  redis.call('LTRIM', KEYS[5], 0, 255)
+  redis.call('LTRIM', KEYS[5], 0, 0)
 end
 return {'created', id}

@@ -54,7 +54,7 @@ def test_a_paused_request_comes_back_only_where_it_can_get_on() -> None:
     assert harness.ended("b").stats.generated_tokens == 250
 
 
-def test_passes_that_compute_nothing_are_bounded() -> None:
+def test_no_pass_is_made_in_vain() -> None:
     harness = Harness(FakeBackend("babble", n_ctx=500, n_parallel=4))
     refused = [0]
     decode = harness.backend.decode
@@ -68,12 +68,13 @@ def test_passes_that_compute_nothing_are_bounded() -> None:
     for i in range(4):
         harness.submit(f"r{i}", "z" * 40, max_tokens=460, expected_tokens=40)
     harness.run(20_000)
-    assert refused[0] == pauses(harness) <= 6
+    # The engine knows the cells as well as the model does, and makes room before it asks.
+    assert refused[0] == 0 and 1 <= pauses(harness) <= 6
 
 
 @pytest.mark.parametrize("kv_unified", [True, False])
 def test_what_can_never_fit_is_refused_with_the_numbers_and_holds_nobody_up(kv_unified: bool) -> None:
-    harness = Harness(FakeBackend("babble", n_ctx=400, n_parallel=4, kv_unified=kv_unified), kv_unified=kv_unified)
+    harness = Harness(FakeBackend("babble", n_ctx=400, n_parallel=4, kv_unified=kv_unified))
     room = 400 if kv_unified else 100
     harness.submit("never", "z" * 50, max_tokens=room - 49, expected_tokens=10)
     harness.submit("just", "z" * 50, max_tokens=room - 50, expected_tokens=10)

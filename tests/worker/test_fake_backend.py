@@ -95,13 +95,13 @@ def test_a_position_that_does_not_continue_the_cache_fails() -> None:
         [BatchItem(0, 0, [], True)],
         [BatchItem(0, 0, [1] * 9, True)],
         [BatchItem(0, 0, [1] * 5, True), BatchItem(1, 0, [1] * 4, True)],
-        [BatchItem(4, 0, [1], True)],
+        [BatchItem(6, 0, [1], True)],
         [BatchItem(-1, 0, [1], True)],
     ],
 )
 def test_a_batch_beyond_the_limits_is_refused(items: list[BatchItem]) -> None:
     with pytest.raises(ValueError, match="batch|sequence"):
-        FakeBackend(n_batch=8, n_parallel=4).decode(items)
+        FakeBackend(n_batch=8, n_parallel=4, cached_prefixes=2).decode(items)
 
 
 @pytest.mark.parametrize(("unified", "fits"), [(True, 16), (False, 4)])
@@ -251,7 +251,29 @@ def test_a_grammar_of_one_text_is_complete_at_its_end() -> None:
 def test_settings_choose_the_script_and_its_pace() -> None:
     backend = FakeBackend.from_settings(load(WorkerSettings, {"model_path": "fake:count:0.25", "n_parallel": 2}))
     assert backend.delay_s == 0.25
-    assert backend.info.n_seq_max == 2
+    assert (backend.info.n_parallel, backend.info.n_seq_max) == (2, 66)
+
+
+def test_a_shared_prefix_takes_no_cells_and_outlives_its_donor() -> None:
+    backend = FakeBackend()
+    backend.decode([BatchItem(0, 0, [1, 2, 3, 4], False)])
+    assert backend.share(0, 1, 3)
+    assert (backend.cache[1], backend.used) == ([1, 2, 3], 4)
+    backend.clear(0)
+    assert (backend.cache[1], backend.used) == ([1, 2, 3], 3)
+    backend.decode([BatchItem(1, 3, [9], False)])
+    backend.cut(1, 1)
+    assert backend.used == 1
+
+
+def test_a_split_cache_copies_and_a_model_that_cannot_cut_shares_only_whole_sequences() -> None:
+    split = FakeBackend(kv_unified=False)
+    split.decode([BatchItem(0, 0, [1, 2, 3], False)])
+    assert split.share(0, 1, 2) and split.used == 5
+    recurrent = FakeBackend(cannot_cut=True)
+    recurrent.decode([BatchItem(0, 0, [1, 2, 3], False)])
+    assert not recurrent.share(0, 1, 2) and recurrent.cache[1] == []
+    assert recurrent.share(0, 1, 3)
 
 
 @pytest.mark.parametrize("path", ["fake:nonsense", "fake:echo:soon", "fake:"])

@@ -4,87 +4,98 @@ from typing import Any
 
 import pytest
 
-from worker.backend import SamplingParams
+from worker.backend import BatchItem, SamplingParams
 from worker.fake_backend import FakeBackend
-from worker.requests import HEADROOM_TOKENS, Request
+from worker.prefix_cache import PrefixCache
+from worker.requests import EXPECTED_TOKENS, HEADROOM_TOKENS, Request
 from worker.sampler import Argmax
 from worker.slots import Slot, SlotPool, SlotState
 from worker.text import transcript_of
+from worker.waiting import WaitingLine
 
 
 def request(prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 4, **fields: Any) -> Request:
     return Request("r", "x", prompt, SamplingParams(), max_tokens, **fields)
 
 
-def acquire(pool: SlotPool, slot: Slot, wanted: Request) -> None:
-    backend = FakeBackend()
-    transcript = transcript_of(backend.vocab, wanted.stop, wanted.format, wanted.generated)
-    pool.acquire(slot, wanted, Argmax(backend.logits, frozenset(), False), transcript, 0, now=1.0)
+class Pool(SlotPool):
+    """Slots with a cache of their own, to be filled by hand."""
 
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.backend = FakeBackend(n_parallel=size)
+        self.cache = PrefixCache(self.backend)
+        self.line = WaitingLine()
 
-def pool_with_one_active(wanted: Request | None = None) -> SlotPool:
-    pool = SlotPool(2)
-    acquire(pool, pool.slots[0], wanted or request())
-    return pool
+    def give(self, wanted: Request, now: float = 1.0) -> Slot:
+        transcript = transcript_of(self.backend.vocab, wanted.stop, wanted.format, wanted.generated)
+        self.line.add(wanted)
+        sequence = self.cache.begin(wanted, self.cache.find(wanted))
+        sampler = Argmax(self.backend.logits, frozenset(), False)
+        return self.acquire(self.line.next(), sequence, sampler, transcript, now)
+
+    def compute(self, slot: Slot) -> None:
+        """All that remains of a slot."""
+        assert slot.sequence is not None
+        self.backend.decode([BatchItem(slot.sequence.seq_id, slot.n_past, slot.tokens[slot.n_past :], True)])
+        self.cache.computed(slot.sequence, slot.remaining)
+
+    def append(self, slot: Slot, token: int) -> None:
+        assert slot.sequence is not None
+        self.cache.append(slot.sequence, token)
 
 
 def test_an_acquired_slot_has_the_whole_prompt_to_compute() -> None:
-    slot = pool_with_one_active().slots[0]
+    slot = Pool(2).give(request())
     assert (slot.state, slot.remaining, slot.generated, slot.is_prefilling) == (SlotState.ACTIVE, 3, 0, True)
 
 
 def test_a_slot_is_decoding_when_one_token_remains() -> None:
-    slot = pool_with_one_active().slots[0]
-    slot.computed(3)
-    assert slot.append(7, now=2.0) == 0
+    pool = Pool(2)
+    slot = pool.give(request())
+    pool.compute(slot)
+    pool.append(slot, 7)
     assert (slot.remaining, slot.generated, slot.is_prefilling) == (1, 1, False)
 
 
-def test_illegal_moves_are_refused() -> None:
-    pool = pool_with_one_active()
-    slot, idle = pool.slots
-    with pytest.raises(AssertionError):
-        acquire(pool, slot, request())
-    with pytest.raises(AssertionError):
-        pool.release(idle, now=2.0, keep=False)
-    with pytest.raises(AssertionError):
-        slot.computed(4)
-    with pytest.raises(AssertionError):
-        slot.append(1, now=2.0)
+def test_a_slot_that_is_not_in_use_cannot_be_released_nor_more_computed_than_is_known() -> None:
+    pool = Pool(2)
+    slot = pool.give(request())
+    assert slot.sequence is not None
+    with pytest.raises(AssertionError, match="not in use"):
+        pool.release(pool.slots[1])
+    with pytest.raises(AssertionError, match="4 of 3"):
+        pool.cache.computed(slot.sequence, 4)
 
 
-def test_release_keeps_only_what_is_in_the_cache() -> None:
-    pool = pool_with_one_active()
-    slot = pool.slots[0]
-    slot.computed(3)
-    slot.append(9, now=2.0)
-    pool.release(slot, now=3.0, keep=True)
-    assert (slot.tokens, slot.n_past, slot.request) == ([1, 2, 3], 3, None)
+def test_a_released_slot_is_empty_and_its_sequence_is_the_callers() -> None:
+    pool = Pool(2)
+    wanted = request()
+    slot = pool.give(wanted)
+    sequence = slot.sequence
+    assert pool.release(slot) == (wanted, sequence)
+    assert (slot.state, slot.tokens, slot.n_past, slot.need) == (SlotState.IDLE, [], 0, 0)
     pool.check_integrity()
 
 
-def test_release_without_keeping_leaves_nothing() -> None:
-    pool = pool_with_one_active()
-    pool.release(pool.slots[0], now=3.0, keep=False)
-    assert pool.slots[0].tokens == [] and pool.slots[0].n_past == 0
-    assert len(pool.idle) == 2
-
-
 def test_active_slots_come_oldest_admission_first() -> None:
-    pool = SlotPool(3)
-    for place in (2, 0, 1):
-        one = Request(str(place), "x", (1,), SamplingParams(), 4)
-        acquire(pool, pool.slots[place], one)
-    assert [slot.seq_id for slot in pool.active] == [2, 0, 1]
+    pool = Pool(3)
+    for name in "abc":
+        pool.give(Request(name, "x", (1,), SamplingParams(), 4))
+    pool.release(pool.slots[0])
+    pool.give(Request("d", "x", (1,), SamplingParams(), 4))
+    assert [slot.request.id for slot in pool.active if slot.request] == ["b", "c", "d"]
+    assert pool.slots[0].request is not None and pool.slots[0].request.id == "d"
 
 
 def test_integrity_notices_a_changed_prompt_and_a_request_in_two_slots() -> None:
-    pool = pool_with_one_active()
-    pool.slots[0].tokens[0] = 99
+    pool = Pool(2)
+    pool.give(request()).tokens[0] = 99
     with pytest.raises(AssertionError, match="prompt changed"):
         pool.check_integrity()
-    pool = pool_with_one_active()
-    acquire(pool, pool.slots[1], request())
+    pool = Pool(2)
+    pool.give(request())
+    pool.give(request())
     with pytest.raises(AssertionError, match="two slots"):
         pool.check_integrity()
 
@@ -92,7 +103,8 @@ def test_integrity_notices_a_changed_prompt_and_a_request_in_two_slots() -> None
 @pytest.mark.parametrize(
     ("wanted", "reserve"),
     [
-        (request(max_tokens=400), 403),
+        (request(max_tokens=200), 203),
+        (request(max_tokens=4000), 3 + EXPECTED_TOKENS),
         (request(max_tokens=400, expected_tokens=50), 53),
         (request(max_tokens=400, expected_tokens=5), 3 + HEADROOM_TOKENS),
         (request(max_tokens=20, expected_tokens=50), 23),
@@ -103,20 +115,24 @@ def test_integrity_notices_a_changed_prompt_and_a_request_in_two_slots() -> None
 )
 def test_a_request_reserves_what_it_is_expected_to_need_and_more_than_it_has(wanted: Request, reserve: int) -> None:
     assert wanted.reserve == reserve
-    assert pool_with_one_active(wanted).reserved == reserve
+    assert Pool(2).give(wanted).need == reserve
 
 
-def test_the_reserve_of_a_slot_grows_with_its_answer() -> None:
-    pool = pool_with_one_active(request(max_tokens=400, expected_tokens=4))
-    slot = pool.slots[0]
-    slot.computed(3)
-    slot.append(9, now=2.0)
-    assert slot.reserve == 4 + HEADROOM_TOKENS
+def test_what_a_slot_needs_falls_with_what_it_has_and_grows_with_its_answer() -> None:
+    pool = Pool(2)
+    slot = pool.give(request(max_tokens=400, expected_tokens=4))
+    pool.compute(slot)
+    assert slot.need == HEADROOM_TOKENS
+    for token in range(HEADROOM_TOKENS):
+        pool.append(slot, token)
+        pool.compute(slot)
+    assert slot.need == HEADROOM_TOKENS
 
 
 def test_an_answer_is_over_at_its_last_token_at_a_stop_string_and_at_the_end_of_a_grammar() -> None:
-    goes_on = pool_with_one_active(request(generated=(4, 5, 6))).slots[0]
-    assert goes_on.finish_reason is None
-    assert pool_with_one_active(request(generated=(4, 5, 6, 7))).slots[0].finish_reason == "length"
-    stopped = request(generated=(ord("a"), ord("b")), stop=("ab",))
-    assert pool_with_one_active(stopped).slots[0].finish_reason == "stop"
+    def slot(wanted: Request) -> Slot:
+        return Pool(2).give(wanted)
+
+    assert slot(request(generated=(4, 5, 6))).finish_reason is None
+    assert slot(request(generated=(4, 5, 6, 7))).finish_reason == "length"
+    assert slot(request(generated=(ord("a"), ord("b")), stop=("ab",))).finish_reason == "stop"

@@ -1,0 +1,233 @@
+"""What workers do to jobs in Redis: pull, commit, hand back, and the leases that they hold them under.
+
+Every change of a job's state is one script, so that no crash leaves it half done. The scripts are in
+`shared/lua/`; this module builds their arguments and names their answers.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import redis
+from rq.utils import now, utcformat
+
+from shared.lua import script
+from shared.names import (
+    DEFAULT_MODEL,
+    JOBS_INDEX,
+    PRIORITIES,
+    WORKERS,
+    events_key,
+    held_key,
+    job_key,
+    lease_key,
+    live_queues_key,
+    rq_queue_key,
+    split_queue_name,
+)
+from shared.reading import JobReader
+from shared.records import JobRecord
+from shared.stream import dumps
+
+CommitOutcome = Literal["ok", "gone", "lost", "ended", "cancelled"]
+
+#: RQ counts an execution as abandoned when its registration runs out, and then fails or retries the job. Ours
+#: must never run out: whether a worker lives is told by its lease.
+EXECUTION_TTL_S = 366 * 86_400
+#: Beyond the largest age that a job can have.
+NEVER_S = 100 * 366 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a worker has room for at one priority.
+
+    Attributes:
+        level: the priority's place in `PRIORITIES`.
+        room: jobs it may take of this priority and more urgent ones together.
+        credits: the tokens that each RQ queue is owed. Who is owed most comes first, of equals the earlier one.
+    """
+
+    level: int
+    room: int
+    credits: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A job a worker has taken, and the execution id that proves it.
+
+    Attributes:
+        rank: the priority whose order it was taken in, as its place in `PRIORITIES`; age may have moved it forward.
+        is_orphaned: the web process whose caller waits for it has no lease.
+    """
+
+    record: JobRecord
+    execution: str
+    raw: dict[bytes, bytes]
+    rank: int = 1
+    is_orphaned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The jobs of one pull, and how many queues the model and `default` have ever had."""
+
+    jobs: list[Pulled]
+    live_queues: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a job ends: its job object, and the number of tokens in its log.
+
+    `tail` is the data of a last token event, of text that was held back; it counts as a token.
+    """
+
+    job_id: str
+    execution: str
+    final: dict[str, Any]
+    tokens: int
+    ttl_s: int
+    tail: str = ""
+
+
+class WorkStore(JobReader):
+    """The worker side of a job's life. Safe to share between threads.
+
+    Every method raises redis-py's own errors when Redis cannot be reached.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        super().__init__(client)
+        self._pull = script(client, "pull")
+        self._commit = script(client, "commit")
+        self._hand_back = script(client, "hand_back")
+        self._reclaim = script(client, "reclaim")
+
+    def pull(self, worker: str, queues: Sequence[str], count: int) -> list[Pulled]:
+        """Take up to `count` jobs from RQ queues, most urgent first, into the worker's held list."""
+        levels = [PRIORITIES.index(split_queue_name(name)[1]) for name in queues]
+        openings = [
+            Opening(level, count, {name: 0.0 for name, at in zip(queues, levels, strict=True) if at == level})
+            for level in sorted(set(levels))
+        ]
+        return self.take(worker, "", openings).jobs
+
+    def take(
+        self,
+        worker: str,
+        model: str,
+        openings: Sequence[Opening],
+        *,
+        quantum: float = 1.0,
+        age_s: float = NEVER_S,
+        lends: bool = False,
+    ) -> Taken:
+        """Take jobs into the worker's held list, in one round trip.
+
+        Jobs come by priority, and within one from the queue that is owed most, which a job then lowers by `quantum`.
+
+        With `lends`, at most one job is taken before its time: one that has waited for `age_s` for each priority that
+        it is moved forward by, where more urgent jobs wait too. It is the oldest such head of a queue, and it needs
+        room at its own priority, so a slot that is free. In the room of the others it counts at its new rank.
+
+        Args:
+            worker: who takes them.
+            model: whose queues are counted for `Taken.live_queues`.
+            openings: most urgent first, each with the queues to look at.
+            quantum: tokens a job is reckoned to cost until they are counted.
+            age_s: see above.
+            lends: see above.
+        """
+        moment = now()
+        expires = int(moment.timestamp()) + EXECUTION_TTL_S
+        keys = [held_key(worker), JOBS_INDEX, live_queues_key(model), live_queues_key(DEFAULT_MODEL)]
+        args: list[Any] = [
+            worker,
+            uuid.uuid4().hex,
+            utcformat(moment),
+            moment.timestamp(),
+            expires,
+            EXECUTION_TTL_S,
+            *(utcformat(moment - timedelta(seconds=min(levels * age_s, NEVER_S))) for levels in (1, 2)),
+            int(lends),
+            quantum,
+        ]
+        for opening in openings:
+            order = sorted(opening.credits, key=opening.credits.__getitem__, reverse=True)
+            keys += map(rq_queue_key, order)
+            args += (opening.level, opening.room, len(order), *map(opening.credits.__getitem__, order))
+        live_queues, taken = self._pull(keys=keys, args=args)
+        return Taken([_pulled(*job) for job in taken], live_queues)
+
+    def commit(self, ends: Sequence[End]) -> list[CommitOutcome]:
+        """Commit the ends of jobs, in one round trip; one outcome for each."""
+        args: list[Any] = []
+        for end in ends:
+            status = end.final["status"]
+            name = "failed" if status == "failed" else "done"
+            args += (end.execution, status, end.tokens, name, dumps(end.final), end.ttl_s, end.tail)
+        keys = [key for end in ends for key in (job_key(end.job_id), events_key(end.job_id))]
+        return [outcome.decode() for outcome in self._commit(keys=keys, args=args)]
+
+    def hand_back(self, worker: str, jobs: Iterable[tuple[str, str]]) -> None:
+        """Give (job id, execution id) pairs back to the front of their queues, in that order."""
+        args = [x for pair in jobs for x in pair]
+        if args:
+            self._hand_back(keys=[held_key(worker)], args=[worker, *args])
+
+    # --- leases ---
+
+    def renew_lease(self, worker: str, lease_s: float) -> None:
+        """Say that `worker` lives."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.set(lease_key(worker), "1", px=int(lease_s * 1000))
+        pipe.sadd(WORKERS, worker)
+        pipe.execute()
+
+    def drop_lease(self, worker: str) -> None:
+        """Say that `worker` is gone; whatever it still holds can be reclaimed at once."""
+        pipe = self.client.pipeline()
+        pipe.delete(lease_key(worker))
+        pipe.exists(held_key(worker))
+        if not pipe.execute()[1]:
+            self.client.srem(WORKERS, worker)
+
+    def reclaim(self, caller: str) -> tuple[list[str], list[str]]:
+        """Give back what dead workers held.
+
+        Returns the ids that are queued again, and those whose end was committed but not yet recorded, which
+        `caller` now holds.
+        """
+        queued: list[str] = []
+        committed: list[str] = []
+        for name in sorted(n.decode() for n in self.client.smembers(WORKERS)):
+            if name == caller or self.client.exists(lease_key(name)):
+                continue
+            back, ended = self._reclaim(
+                keys=[lease_key(name), held_key(name), WORKERS, held_key(caller)], args=[name, caller]
+            )
+            queued += [i.decode() for i in back]
+            committed += [i.decode() for i in ended]
+        return queued, committed
+
+    def trim_index(self, start: int, count: int = 1000) -> int:
+        """Drop expired jobs from a stretch of the index, and return where the next stretch starts (0 at the end)."""
+        ids = self.client.zrange(JOBS_INDEX, start, start + count - 1)
+        pipe = self.client.pipeline(transaction=False)
+        for job_id in ids:
+            pipe.exists(job_key(job_id.decode()))
+        expired = [job_id for job_id, there in zip(ids, pipe.execute(), strict=True) if not there]
+        if expired:
+            self.client.zrem(JOBS_INDEX, *expired)
+        return start + len(ids) - len(expired) if len(ids) == count else 0
+
+
+def _pulled(job_id: bytes, execution: bytes, rank: int, orphaned: int, flat: list[bytes]) -> Pulled:
+    raw = dict(zip(flat[::2], flat[1::2], strict=True))
+    return Pulled(JobRecord.parse(job_id.decode(), raw), execution.decode(), raw, rank, bool(orphaned))

@@ -49,6 +49,7 @@ from shared.stream import dumps
 from shared.submission import SubmitCall, Submitted, new_job
 from shared.work import WorkStore
 
+
 class JobStore(WorkStore):
     """All operations on jobs. Safe to share between threads.
 

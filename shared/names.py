@@ -49,6 +49,11 @@ def rq_queue_key(name: str) -> str:
     return f"rq:queue:{name}"
 
 
+def name_of_rq_queue(key: str) -> str:
+    """The RQ queue that is in the Redis list `key`."""
+    return key.removeprefix("rq:queue:")
+
+
 def job_key(job_id: str) -> str:
     """The hash of an RQ job. Our own fields in it begin with `sl_`."""
     return f"rq:job:{job_id}"

@@ -26,6 +26,7 @@ from shared.names import (
     job_key,
     lease_key,
     live_queues_key,
+    name_of_rq_queue,
     rq_queue_key,
     split_queue_name,
 )
@@ -75,9 +76,16 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The jobs of one pull, and how many queues the model and `default` have ever had."""
+    """What came of one pull.
+
+    Attributes:
+        jobs: those that were taken, in order.
+        waiting: the queues, of those looked at, in which jobs are left.
+        live_queues: how many queues the model and `default` have ever had.
+    """
 
     jobs: list[Pulled]
+    waiting: set[str]
     live_queues: int
 
 
@@ -162,8 +170,8 @@ class WorkStore(JobReader):
             order = sorted(opening.credits, key=opening.credits.__getitem__, reverse=True)
             keys += map(rq_queue_key, order)
             args += (opening.level, opening.room, len(order), *map(opening.credits.__getitem__, order))
-        live_queues, taken = self._pull(keys=keys, args=args)
-        return Taken([_pulled(*job) for job in taken], live_queues)
+        taken, left, live_queues = self._pull(keys=keys, args=args)
+        return Taken([_pulled(*job) for job in taken], {name_of_rq_queue(key.decode()) for key in left}, live_queues)
 
     def commit(self, ends: Sequence[End]) -> list[CommitOutcome]:
         """Commit the ends of jobs, in one round trip; one outcome for each."""

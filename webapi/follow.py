@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -24,6 +25,12 @@ log = logging.getLogger(__name__)
 
 #: How soon a reader that could not read the log tries again.
 RETRY_S = 0.5
+
+#: Most events that are passed on together, and so written in one piece.
+AT_ONCE = 64
+
+#: Events that came together, each with the number of its job.
+News = list[tuple[int, Event]]
 
 
 class Follower:
@@ -63,10 +70,10 @@ class Follower:
         """Compare with log and record at the next chance, whatever the channel says."""
         self._behind = True
 
-    def events(self, keep_alive_s: float) -> Iterator[Event | None]:
+    def events(self, keep_alive_s: float) -> Iterator[list[Event]]:
         """The events after the reader's place; see `follow_all`."""
         for news in follow_all([self], keep_alive_s):
-            yield news and news[1]
+            yield [event for _, event in news]
 
     def news(self) -> Iterator[Event]:
         """What there is now, without waiting. It is still behind after that if the log cannot be read."""
@@ -78,31 +85,34 @@ class Follower:
                 log.debug("a stream waits for Redis: %s", error)
                 self._over = self.subscription.is_shut
                 return
-            if self._over or not (yield from self._from_channel()):
+            if self._over:
                 return
-
-    def _from_channel(self) -> Generator[Event, None, bool]:
-        """The next event of the channel, if it joins what came before; False where there is nothing more now."""
-        got = self.subscription.get(0)
-        if got is Notice.CLOSED:
-            self._over = True
-        elif got is Notice.GAP or isinstance(got, Event) and got.name == REMOVED:
-            self._behind = True
-        elif isinstance(got, Event) and (got.is_terminal or got.id > self._place):
-            if self._joins(got):
-                yield self._passed(got)
+            got = self.subscription.take()
+            if isinstance(got, Event):
+                if self._is_next(got):
+                    yield self._passed(got)
+            elif got is Notice.SILENCE:
+                return
+            elif got is Notice.CLOSED:
+                self._over = True
             else:
-                self._behind, self._early = True, got
-        return got is not Notice.SILENCE
+                self._behind = True
+
+    def _is_next(self, event: Event) -> bool:
+        """Whether an event of the channel comes right after the reader's place. If it is later, the log comes first."""
+        (tokens, step), (place, at) = event.id, self._place
+        if (step == 0 and tokens == place + 1) or (tokens == place and step == at + 1):
+            return event.name != REMOVED
+        if event.name == REMOVED:
+            self._behind = True
+        elif event.is_terminal or event.id > self._place:
+            self._behind, self._early = True, event
+        return False
 
     def _passed(self, event: Event) -> Event:
         self._place = event.id
         self._over = event.is_terminal
         return event
-
-    def _joins(self, event: Event) -> bool:
-        """Whether an event comes right after the reader's place."""
-        return event.id in (EventId(self._place.tokens + 1, 0), EventId(self._place.tokens, self._place.step + 1))
 
     def _catch_up(self) -> Iterator[Event]:
         """What the log has after the reader's place, and the end if the job is over.
@@ -140,37 +150,44 @@ class Follower:
         return Event(EventId(self._place.tokens, self._place.step + 1), name, dumps(job))
 
 
-def follow_all(followers: Sequence[Follower], keep_alive_s: float) -> Iterator[tuple[int, Event] | None]:
-    """The events of jobs whose subscriptions have one inbox, as they come, each with the number of its job.
+def follow_all(followers: Sequence[Follower], keep_alive_s: float) -> Iterator[News]:
+    """The events of jobs whose subscriptions have one inbox: what there is at a time, each with the number of its job.
 
-    The terminal event of each job is its last. None comes after each `keep_alive_s` of silence. Ends when all jobs
-    have, or without their ends when their subscriptions are shut. While Redis cannot be reached nothing but None
-    comes, and then the rest without a gap.
+    The terminal event of each job is its last. An empty list comes after each `keep_alive_s` of silence. Ends when all
+    jobs have, or without their ends when their subscriptions are shut. While Redis cannot be reached nothing but
+    empty lists comes, and then the rest without a gap.
     """
     inbox = followers[0].subscription.inbox
     going = {follower.subscription: (number, follower) for number, follower in enumerate(followers)}
     stirred = list(going)
     quiet_since = time.monotonic()
     while True:
-        for number, follower in [going[subscription] for subscription in stirred]:
-            for event in follower.news():
-                yield number, event
-                quiet_since = time.monotonic()
-            if follower.is_over:
-                del going[follower.subscription]
+        news = _all_news([going[subscription] for subscription in stirred])
+        while found := list(islice(news, AT_ONCE)):
+            yield found
+            quiet_since = time.monotonic()
+        for subscription in stirred:
+            if going[subscription][1].is_over:
+                del going[subscription]
         if not going:
             return
         left_s = quiet_since + keep_alive_s - time.monotonic()
         if left_s > 0:
             behind = [s for s in stirred if s in going and going[s][1].is_behind]
-            found = inbox.wait(min(left_s, RETRY_S) if behind else left_s)
-            stirred = [s for s in dict.fromkeys([*behind, *found]) if s in going]
+            woken = inbox.wait(min(left_s, RETRY_S) if behind else left_s)
+            stirred = [s for s in dict.fromkeys([*behind, *woken]) if s in going]
             continue
         for _, follower in going.values():
             follower.doubt()
-        yield None
+        yield []
         quiet_since = time.monotonic()
         stirred = list(going)
+
+
+def _all_news(followers: Sequence[tuple[int, Follower]]) -> Iterator[tuple[int, Event]]:
+    for number, follower in followers:
+        for event in follower.news():
+            yield number, event
 
 
 def _removed(record: JobRecord) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from redis.exceptions import RedisError, TimeoutError
 
 from shared.connection import connect
 from shared.errors import RedisUnavailable, Unavailable
+from shared.names import events_key
 from shared.settings import WebSettings
 from shared.stream import Event
 from webapi.subscription import Inbox, Subscription

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -27,31 +29,44 @@ class Inbox:
     """Where a reader waits, for one subscription or for any of several. It counts as one open stream."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self._stirred: dict[Subscription, None] = {}
+        # By its module: gevent puts its own in place, after this module was imported.
+        self._stirred: queue.SimpleQueue[Subscription] = queue.SimpleQueue()
 
     def stir(self, subscription: Subscription) -> None:
-        """Wake the reader; call it with `changed` held."""
-        self._stirred[subscription] = None
-        self.changed.notify()
+        """Wake the reader; a subscription is in line once, however much it has got."""
+        if not subscription.stirred:
+            subscription.stirred = True
+            self._stirred.put(subscription)
 
     def wait(self, timeout_s: float) -> list[Subscription]:
         """Those that got something since the last call, in the order in which they did; none within `timeout_s`."""
-        with self.changed:
-            self.changed.wait_for(lambda: self._stirred, timeout_s)
-            found, self._stirred = list(self._stirred), {}
+        try:
+            found = [self._stirred.get(timeout_s > 0, timeout_s)]
+        except queue.Empty:
+            return []
+        while not self._stirred.empty():
+            found.append(self._stirred.get())
+        for subscription in found:
+            subscription.stirred = False
         return found
 
 
 class Subscription:
-    """One reader's end of a job's channel. The hub's thread fills it, the reader empties it."""
+    """One reader's end of a job's channel. The hub's thread fills it, the reader empties it.
+
+    Without locks, since every token goes through it: whatever the hub adds, it adds before it stirs the inbox, and a
+    reader that was woken is put in line again by all that is added from then on.
+
+    Attributes:
+        stirred: whether it is in the line of its inbox.
+    """
 
     def __init__(self, job_id: str, leave: Callable[[Subscription], None], inbox: Inbox | None = None) -> None:
         self.channel = events_key(job_id)
         self.ready = threading.Event()
         self.inbox = inbox or Inbox()
+        self.stirred = False
         self._leave = leave
-        self._changed = self.inbox.changed
         self._queue: deque[Event] = deque()
         self._gap = False
         self._closed = False
@@ -64,47 +79,52 @@ class Subscription:
 
     @property
     def is_shut(self) -> bool:
-        """Whether `get` gives `CLOSED` from now on."""
+        """Whether `take` gives `CLOSED` from now on."""
         return self._closed
 
+    def take(self) -> Event | Notice:
+        """The next event, or why there is none, without waiting."""
+        if self._closed:
+            return Notice.CLOSED
+        if self._gap:
+            self._gap = False
+            return Notice.GAP
+        events = self._queue
+        return events.popleft() if events else Notice.SILENCE
+
     def get(self, timeout_s: float) -> Event | Notice:
-        """The next event, or why there is none."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._gap or self._closed, timeout_s)
-            if self._closed:
-                return Notice.CLOSED
-            if self._gap:
-                self._gap = False
-                return Notice.GAP
-            return self._queue.popleft() if self._queue else Notice.SILENCE
+        """The next event, or why there is none within `timeout_s`. For a reader of one subscription."""
+        deadline = time.monotonic() + timeout_s
+        while (got := self.take()) is Notice.SILENCE and self.inbox.wait(deadline - time.monotonic()):
+            pass
+        return got
 
     def offer(self, event: Event) -> None:
         """Queue an event; a full queue is emptied and becomes a gap."""
-        with self._changed:
-            if len(self._queue) >= QUEUE_LIMIT:
-                self._queue.clear()
-                self._gap = True
-            else:
-                self._queue.append(event)
-            self.inbox.stir(self)
+        if len(self._queue) >= QUEUE_LIMIT:
+            self._lose()
+        else:
+            self._queue.append(event)
+        self.inbox.stir(self)
 
     def confirm(self) -> None:
         """Redis has subscribed us: for the first time, or again after the connection was lost."""
         if not self.ready.is_set():
             self.ready.set()
             return
-        with self._changed:
-            self._queue.clear()
-            self._gap = True
-            self.inbox.stir(self)
+        self._lose()
+        self.inbox.stir(self)
 
     def shut(self) -> None:
         """End the reader's waiting for good, also that of one that is still being subscribed."""
-        with self._changed:
-            self._closed = True
-            self.inbox.stir(self)
+        self._closed = True
+        self.inbox.stir(self)
         self.ready.set()
 
     def close(self) -> None:
         """Leave; more than once is fine."""
         self._leave(self)
+
+    def _lose(self) -> None:
+        self._queue = deque()  # a new one: the reader may be at the old one just now
+        self._gap = True

@@ -26,7 +26,7 @@ from rq.utils import now, utcformat
 
 from shared.errors import from_dict
 from shared.jobs import JobStore
-from shared.names import SERIALIZER, doorbell_key, held_key
+from shared.names import SERIALIZER, doorbell_key, held_key, split_queue_name
 from worker.held import HeldJob
 
 log = logging.getLogger("slotline.finaliser")
@@ -53,14 +53,12 @@ class Finaliser:
         self,
         worker: Any,
         store: JobStore,
-        model: str,
         on_done: Callable[[str], None],
         abandon: threading.Event | None = None,
     ) -> None:
         self._worker = worker
         self._store = store
         self._connection: Any = store.client
-        self._model = model
         self._on_done = on_done
         self._abandon = abandon or threading.Event()
         self._queue: queue.SimpleQueue[list[Outcome] | None] = queue.SimpleQueue()
@@ -257,7 +255,7 @@ class Finaliser:
                     queue._enqueue_job(job, pipeline=pipe, at_front=job.enqueue_at_front_on_retry)
                 pipe.hdel(job.key, "sl_exec")
                 self._let_go(outcome.held, pipe)
-                pipe.lpush(doorbell_key(self._model), "1")
+                pipe.lpush(doorbell_key(*split_queue_name(job.origin)), "1")
                 pipe.execute()
         except RedisError:
             job.retries_left = retries_left
@@ -266,7 +264,7 @@ class Finaliser:
     def _hand_back(self, outcomes: list[Outcome]) -> None:
         """Together, so that they keep their order at the front of the queue."""
         jobs = [(o.held.id, o.held.execution.id) for o in outcomes]
-        self._store.hand_back(self._worker.name, self._model, jobs)
+        self._store.hand_back(self._worker.name, jobs)
         with self._connection.pipeline() as pipe:
             for outcome in outcomes:
                 outcome.held.execution.delete(job=outcome.held.job, pipeline=pipe)

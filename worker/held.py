@@ -8,22 +8,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rq.executions import Execution, ExecutionRegistry
+from rq.executions import Execution
 from rq.job import Job
 from rq.registry import FailedJobRegistry
 
 from shared.errors import InvalidRequest
-from shared.jobs import Pulled
-from shared.names import SERIALIZER, events_key, held_key, job_key, web_lease_key
+from shared.names import PRIORITIES, SERIALIZER, events_key, held_key, job_key, web_lease_key
 from shared.records import JobRecord, job_object
 from shared.settings import Settings
 from shared.stream import dumps
+from shared.work import Pulled
 
 log = logging.getLogger("slotline.worker")
-
-#: RQ counts an execution as abandoned when its registration runs out, and then fails or retries the job. Ours
-#: must never run out: whether a worker lives is told by its lease.
-EXECUTION_TTL_S = 366 * 86_400
 
 
 @dataclass(slots=True, eq=False)
@@ -31,44 +27,53 @@ class HeldJob:
     """A job as RQ's objects, and as we read it.
 
     Attributes:
-        stopped: set by RQ's stop-execution command.
+        rank: the priority whose order it was taken in, as its place in `PRIORITIES`.
         is_orphaned: the web process whose caller waits for it was gone when it was pulled.
+        stopped: set by RQ's stop-execution command.
     """
 
     record: JobRecord
     job: Job
     execution: Execution
-    stopped: bool = False
+    rank: int = 1
     is_orphaned: bool = False
+    stopped: bool = False
 
     @property
     def id(self) -> str:
         """The job's id."""
         return self.record.id
 
+    @property
+    def priority(self) -> int:
+        """Its place in `PRIORITIES`: 0 is the most urgent."""
+        return PRIORITIES.index(self.record.priority)
+
 
 def hold(
     pulled: Iterable[Pulled], connection: Any, worker: str, settings: Settings, *, find_orphans: bool = False
 ) -> list[HeldJob]:
-    """Make RQ's objects for jobs just pulled, and register their executions with RQ in one round trip.
+    """Make RQ's objects for jobs just pulled.
 
-    The same round trip finds orphans where asked to. A job that RQ cannot read (somebody wrote its hash by hand) is
-    failed on the spot and left out.
+    A job that RQ cannot read (somebody wrote its hash by hand) is failed on the spot and left out.
+
+    Args:
+        pulled: what `WorkStore.take` gave.
+        connection: the Redis client.
+        worker: the name of the worker.
+        settings: how long the records of jobs are kept that do not say so.
+        find_orphans: believe that a web process without a lease is gone.
     """
     held = []
-    with connection.pipeline() as pipe:
-        for p in pulled:
-            try:
-                held.append(_restore(p, connection, worker, settings))
-            except Exception as error:
-                log.exception("job %s cannot be read and is failed", p.record.id)
-                _fail_unreadable(p, f"the job's record cannot be read: {error}", worker, pipe)
-        for h in held:
-            _register(h, pipe)
-        webs = ask_for_leases(held, pipe) if find_orphans else []
-        orphaned = orphans(held, webs, pipe.execute())
-    for h in orphaned:
-        h.is_orphaned = True
+    for p in pulled:
+        execution = Execution(p.execution, p.record.id, connection, worker_name=worker)
+        try:
+            job = _restore(p, connection, settings)
+        except Exception as error:
+            log.exception("job %s cannot be read and is failed", p.record.id)
+            _fail_unreadable(p.record, f"the job's record cannot be read: {error}", execution)
+        else:
+            held.append(HeldJob(p.record, job, execution, p.rank, find_orphans and p.is_orphaned))
     return held
 
 
@@ -86,33 +91,27 @@ def orphans(jobs: Iterable[HeldJob], webs: list[str], replies: list[Any]) -> lis
     return [held for held in jobs if held.record.bound in gone]
 
 
-def _restore(pulled: Pulled, connection: Any, worker: str, settings: Settings) -> HeldJob:
+def _restore(pulled: Pulled, connection: Any, settings: Settings) -> Job:
     job = Job(pulled.record.id, connection=connection, serializer=SERIALIZER)
     job.restore(pulled.raw)
     # RQ's own defaults drop results after 500 s and keep failures for a year.
     job.result_ttl = settings.result_ttl_s if job.result_ttl is None else job.result_ttl
     job.failure_ttl = settings.failure_ttl_s if job.failure_ttl is None else job.failure_ttl
-    execution = Execution(pulled.execution, job.id, connection, worker_name=worker)
-    return HeldJob(pulled.record, job, execution)
+    return job
 
 
-def _fail_unreadable(pulled: Pulled, message: str, worker: str, pipe: Any) -> None:
-    record = pulled.record
+def _fail_unreadable(record: JobRecord, message: str, execution: Execution) -> None:
     error = InvalidRequest(message).to_dict()
     final = dumps(job_object(record, status="failed", ended_at=time.time(), error=error))
-    pipe.xadd(events_key(record.id), {"event": "failed", "data": final}, id="0-*")
-    pipe.hset(job_key(record.id), mapping={"status": "failed", "sl_end": "failed"})
-    pipe.zadd(FailedJobRegistry(record.origin, pipe).key, {record.id: "+inf"})
-    pipe.lrem(held_key(worker), 0, record.id)
-
-
-def _register(held: HeldJob, pipe: Any) -> None:
-    """What RQ's `Execution.create` does, for an execution whose id the pull already wrote as the fence."""
-    job, execution = held.job, held.execution
-    execution.save(ttl=EXECUTION_TTL_S, pipeline=pipe)
-    ExecutionRegistry(job.id, pipe).add(execution, ttl=EXECUTION_TTL_S, pipeline=pipe)
-    job.started_job_registry.add_execution(execution, pipeline=pipe, ttl=EXECUTION_TTL_S)
-    pipe.sadd(execution.worker_executions_key, execution.composite_key)
+    job = Job(record.id, connection=execution.connection, serializer=SERIALIZER)
+    job.origin = record.origin
+    with execution.connection.pipeline() as pipe:
+        pipe.xadd(events_key(record.id), {"event": "failed", "data": final}, id="0-*")
+        pipe.hset(job_key(record.id), mapping={"status": "failed", "sl_end": "failed"})
+        pipe.zadd(FailedJobRegistry(record.origin, pipe).key, {record.id: "+inf"})
+        execution.delete(job=job, pipeline=pipe)
+        pipe.lrem(held_key(execution.worker_name), 0, record.id)
+        pipe.execute()
 
 
 def waited_s(record: JobRecord, now: float | None = None) -> float:

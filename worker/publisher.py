@@ -17,9 +17,10 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from shared.jobs import End, JobStore
+from shared.jobs import JobStore
 from shared.records import job_object
 from shared.stream import Append, EventId, EventWriter, dumps
+from shared.work import End
 from worker import logprobs
 from worker.answer import CallDelta, Delta
 from worker.embedding import to_base64

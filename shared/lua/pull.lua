@@ -5,11 +5,12 @@
 --       tokens that a job is reckoned at,
 --       then for each priority, most urgent first: its level, room, number of queues, tokens that each is owed (falling)
 -- Nothing is taken while workers are suspended (`rq suspend`).
--- Returns {number of live queues, {id, execution id, rank, 1 if its web process is gone, {field, value, …}} of each}.
+-- Returns {{id, execution id, rank, 1 if its web process is gone, {field, value, …}} of each job, the queues in which
+-- jobs are left, number of live queues}.
 local worker, prefix, now, now_s, expires, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local old, lends, quantum = {ARGV[7], ARGV[8]}, ARGV[9] == '1', tonumber(ARGV[10])
 local live = redis.call('SCARD', KEYS[3]) + redis.call('SCARD', KEYS[4])
-if redis.call('EXISTS', 'rq:suspended') == 1 then return {live, {}} end
+if redis.call('EXISTS', 'rq:suspended') == 1 then return {{}, {}, live} end
 
 local lines, taken = {}, {}
 local k, a = 5, 11
@@ -125,13 +126,17 @@ for _, line in ipairs(lines) do
 end
 
 -- For what this worker has no room for, another one may have some.
+local left = {}
 for _, line in ipairs(lines) do
   for _, queue in ipairs(line) do
-    local bell = queue.waiting > 0 and string.match(queue.key, '^rq:queue:([^:]+:[^:]+)')
-    if bell then
-      redis.call('LPUSH', 'slotline:doorbell:' .. bell, '1')
-      redis.call('LTRIM', 'slotline:doorbell:' .. bell, 0, 0)
+    if queue.waiting > 0 then
+      left[#left + 1] = queue.key
+      local bell = string.match(queue.key, '^rq:queue:([^:]+:[^:]+)')
+      if bell then
+        redis.call('LPUSH', 'slotline:doorbell:' .. bell, '1')
+        redis.call('LTRIM', 'slotline:doorbell:' .. bell, 0, 0)
+      end
     end
   end
 end
-return {live, taken}
+return {taken, left, live}

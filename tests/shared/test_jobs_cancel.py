@@ -91,7 +91,7 @@ def test_a_job_that_rq_keeps_for_ever_is_kept_when_it_is_cancelled(world: World)
 def test_a_job_cancelled_after_it_was_handed_back_keeps_its_text(world: World) -> None:
     pulled = world.take()
     world.say(pulled, "a", "b")
-    world.store.hand_back("w1", MODEL, [(pulled.record.id, pulled.execution)])
+    world.store.hand_back("w1", [(pulled.record.id, pulled.execution)])
     shown = world.store.cancel(pulled.record.id)
     assert (shown["status"], shown["text"]) == ("cancelled", "ab")
     assert world.events(pulled.record.id) == ["token", "token", "done"]
@@ -135,7 +135,7 @@ def test_cancelling_a_running_job_twice_is_fine_before_and_after_its_worker_lets
 def test_a_cancel_that_was_promised_holds_when_the_worker_hands_the_job_back(world: World) -> None:
     pulled = world.take("w1")
     world.store.cancel(pulled.record.id)
-    world.store.hand_back("w1", MODEL, [(pulled.record.id, pulled.execution)])
+    world.store.hand_back("w1", [(pulled.record.id, pulled.execution)])
     assert world.store.view(pulled.record.id)["status"] == "cancelled"
     (again,) = world.pull("w2")
     assert again.record.cancelling
@@ -156,7 +156,7 @@ def test_a_cancel_that_was_promised_holds_when_the_worker_dies(world: World) -> 
 def test_a_job_that_was_handed_back_with_a_promised_cancel_can_be_cancelled_at_once(world: World) -> None:
     pulled = world.take("w1")
     world.store.cancel(pulled.record.id)
-    world.store.hand_back("w1", MODEL, [(pulled.record.id, pulled.execution)])
+    world.store.hand_back("w1", [(pulled.record.id, pulled.execution)])
     assert world.store.cancel(pulled.record.id)["detail"] == "canceled"
     assert world.pull() == []
 
@@ -512,7 +512,7 @@ def test_a_job_that_waits_again_is_cancelled_with_all_it_has_said(world: World) 
     data = {"index": 0, "text": "Hi", "token": 7, "reasoning_content": "why"}
     at = str(EventId.of_token(0))
     world.store.stream.append([Append(pulled.record.id, pulled.execution, at, "token", dumps(data))])
-    world.store.hand_back("w1", MODEL, [(pulled.record.id, pulled.execution)])
+    world.store.hand_back("w1", [(pulled.record.id, pulled.execution)])
     view = world.store.cancel(pulled.record.id)
     assert (view["status"], view["text"], view["reasoning_content"]) == ("cancelled", "Hi", "why")
 

@@ -158,7 +158,7 @@ def test_a_commit_of_a_worker_that_lost_its_job_is_refused(world: World) -> None
 
 def test_a_commit_of_a_job_that_was_handed_back_is_refused(world: World) -> None:
     pulled = world.take()
-    world.store.hand_back("w1", MODEL, [(pulled.record.id, pulled.execution)])
+    world.store.hand_back("w1", [(pulled.record.id, pulled.execution)])
     assert world.end(pulled) == "lost"
 
 

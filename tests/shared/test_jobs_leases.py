@@ -19,7 +19,7 @@ from tests.shared.world import MODEL, NORMAL, World, until
 def test_jobs_go_back_to_the_front_in_the_order_given(world: World) -> None:
     ids = [world.submit() for _ in range(5)]
     pulled = world.pull(count=3)
-    world.store.hand_back("w1", MODEL, [(p.record.id, p.execution) for p in pulled])
+    world.store.hand_back("w1", [(p.record.id, p.execution) for p in pulled])
     assert world.waiting() == ids
     assert world.held() == []
     assert [p.record.id for p in world.pull("w2", count=9)] == ids
@@ -28,14 +28,14 @@ def test_jobs_go_back_to_the_front_in_the_order_given(world: World) -> None:
 def test_each_job_goes_back_to_the_queue_it_came_from(world: World) -> None:
     ids = {p: world.submit(priority=p) for p in ("batch", "interactive", "normal")}
     pulled = world.pull(count=9)
-    world.store.hand_back("w1", MODEL, [(p.record.id, p.execution) for p in pulled])
+    world.store.hand_back("w1", [(p.record.id, p.execution) for p in pulled])
     assert {p: world.waiting(queue_name(MODEL, p)) for p in ids} == {p: [i] for p, i in ids.items()}
 
 
 def test_a_job_handed_back_is_queued_again_and_keeps_its_text(world: World) -> None:
     pulled = world.take()
     world.say(pulled, "a", "b")
-    world.store.hand_back("w1", MODEL, [(pulled.record.id, pulled.execution)])
+    world.store.hand_back("w1", [(pulled.record.id, pulled.execution)])
     shown = world.store.view(pulled.record.id)
     assert (shown["status"], shown["detail"], shown["position"], shown["text"]) == ("queued", "queued", 1, "ab")
     (again,) = world.pull("w2")
@@ -46,7 +46,7 @@ def test_a_job_handed_back_is_queued_again_and_keeps_its_text(world: World) -> N
 def test_handing_back_wakes_a_worker(world: World) -> None:
     pulled = world.take()
     world.client.delete(f"slotline:doorbell:{MODEL}")
-    world.store.hand_back("w1", MODEL, [(pulled.record.id, pulled.execution)])
+    world.store.hand_back("w1", [(pulled.record.id, pulled.execution)])
     assert world.client.llen(f"slotline:doorbell:{MODEL}") == 1
 
 
@@ -57,7 +57,7 @@ def test_only_what_one_still_owns_goes_back(world: World) -> None:
     world.job(deleted.record.id).delete()
     world.job(stopped.record.id).set_status(JobStatus.STOPPED)
     jobs = (stolen, committed, mine, deleted, stopped)
-    world.store.hand_back("w1", MODEL, [(p.record.id, p.execution) for p in jobs])
+    world.store.hand_back("w1", [(p.record.id, p.execution) for p in jobs])
     assert world.waiting() == [mine.record.id]
     assert world.held() == []
     assert world.field(stolen.record.id, "status") == "started"
@@ -67,12 +67,12 @@ def test_only_what_one_still_owns_goes_back(world: World) -> None:
 def test_handing_back_twice_queues_once(world: World) -> None:
     pulled = world.take()
     for _ in range(2):
-        world.store.hand_back("w1", MODEL, [(pulled.record.id, pulled.execution)])
+        world.store.hand_back("w1", [(pulled.record.id, pulled.execution)])
     assert world.waiting() == [pulled.record.id]
 
 
 def test_handing_back_nothing_is_nothing(world: World) -> None:
-    world.store.hand_back("w1", MODEL, [])
+    world.store.hand_back("w1", [])
     assert world.keys() == set()
 
 

@@ -72,7 +72,7 @@ def test_each_taking_has_an_execution_id_of_its_own(world: World) -> None:
     for _ in range(3):
         world.submit()
     pulled = world.pull(count=3)
-    world.store.hand_back("w1", MODEL, [(p.record.id, p.execution) for p in pulled])
+    world.store.hand_back("w1", [(p.record.id, p.execution) for p in pulled])
     again = world.pull(count=3)
     assert len({p.execution for p in pulled + again}) == 6
     assert [p.record.attempts for p in again] == [2, 2, 2]

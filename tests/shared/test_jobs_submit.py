@@ -402,7 +402,7 @@ def test_redis_forgetting_the_scripts_changes_nothing(world: World) -> None:
     forget()
     assert world.say(pulled, "a") == []
     forget()
-    store.hand_back("w1", MODEL, [(job_id, pulled.execution)])
+    store.hand_back("w1", [(job_id, pulled.execution)])
     forget()
     (pulled,) = world.pull("w2")
     forget()

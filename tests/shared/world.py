@@ -10,11 +10,12 @@ import redis
 from rq import Queue
 from rq.job import Job, JobStatus
 
-from shared.jobs import CommitOutcome, End, JobStore, Pulled
+from shared.jobs import JobStore
 from shared.names import PRIORITIES, SERIALIZER, queue_name
 from shared.records import job_object
 from shared.schemas import JobRequest
 from shared.stream import Append, EventId, dumps
+from shared.work import CommitOutcome, End, Pulled
 
 MODEL = "m"
 QUEUES = [queue_name(MODEL, priority) for priority in PRIORITIES]

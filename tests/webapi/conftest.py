@@ -16,12 +16,13 @@ from flask.testing import FlaskClient
 from shared.ask import Question, answer, next_question
 from shared.connection import connect
 from shared.errors import SlotlineError
-from shared.jobs import End, JobStore, Pulled
+from shared.jobs import JobStore
 from shared.names import PRIORITIES, queue_name
 from shared.records import job_object
 from shared.registry import ModelCard, Registry, WorkerStats
 from shared.settings import Settings, WebSettings, load
 from shared.stream import Append, EventId, dumps
+from shared.work import End, Pulled
 from tests.processes import eventually
 from webapi import create_app
 from webapi.services import services_of

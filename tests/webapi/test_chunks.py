@@ -175,7 +175,7 @@ def test_an_interrupted_job_goes_on_without_a_token_twice(http: FlaskClient, liv
     job = live.pull()
     live.started(job)
     live.token(job, 0, "a")
-    live.store.hand_back(live.name, MODEL, [(job.record.id, job.execution)])
+    live.store.hand_back(live.name, [(job.record.id, job.execution)])
     again = live.pull()
     live.started(again, tokens=1)
     live.token(again, 0, "a")  # written again after a lost reply

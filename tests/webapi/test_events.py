@@ -178,7 +178,7 @@ def test_an_interrupted_job_goes_on_with_resumed_and_no_token_twice(
     pulled = worker.pull()
     worker.started(pulled)
     worker.token(pulled, 0, "a")
-    worker.store.hand_back(worker.name, MODEL, [(job, pulled.execution)])
+    worker.store.hand_back(worker.name, [(job, pulled.execution)])
     again = worker.pull()
     worker.started(again, tokens=1)
     worker.token(again, 0, "a")  # written again after a lost reply

@@ -13,7 +13,8 @@ from flask.testing import FlaskClient
 
 from shared.ask import Question
 from shared.errors import ContextLengthExceeded, DecodeFailed, GenerationTimeout, GrammarDeadEnd, InvalidRequest
-from shared.jobs import JobStore, Pulled, request_of
+from shared.jobs import JobStore, request_of
+from shared.work import Pulled
 from tests.webapi.conftest import MODEL, MakeApp, ScriptedWorker
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

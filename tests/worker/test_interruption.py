@@ -119,7 +119,7 @@ class Worker:
         self.said: list[Event] = []
         self.engine = Engine(self.backend, load_strategy("decode_maximal"), self.said.extend)
         rq = SimpleWorker([QUEUE], name=name, connection=store.client, serializer=SERIALIZER)
-        self.finaliser = Finaliser(rq, store, "m", lambda execution: self.held.pop(execution, None))
+        self.finaliser = Finaliser(rq, store, lambda execution: self.held.pop(execution, None))
         self.publisher = Publisher(store, self.held, self.finaliser, self._lost)
         self.preparer = Preparer(intake, store, self.engine, self.said.extend, threading.Event())
         store.renew_lease(name, 60)

@@ -46,7 +46,7 @@ class Pipeline:
         self.held: dict[str, HeldJob] = {}
         self.lost: list[str] = []
         self.done = threading.Semaphore(0)
-        self.finaliser = Finaliser(self.worker, store, "m", self._on_done)
+        self.finaliser = Finaliser(self.worker, store, self._on_done)
         self.publisher = Publisher(store, self.held, self.finaliser, self.lost.append)
         self.finaliser.start()
         self.publisher.start()

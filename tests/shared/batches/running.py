@@ -15,12 +15,13 @@ from shared.batches.runner import Lease, Runner, Tools
 from shared.batches.store import BatchStore
 from shared.errors import StorageUnavailable
 from shared.files import FileStore
-from shared.jobs import End, JobStore, Pulled, request_of
+from shared.jobs import JobStore, request_of
 from shared.names import JOBS_INDEX
 from shared.records import job_object
 from shared.registry import ModelCard, Registry
 from shared.settings import BatchSettings, load
 from shared.storage import Storage, storage_of
+from shared.work import End, Pulled
 from tests.shared.world import MODEL, QUEUES, World
 
 CHAT = "/v1/chat/completions"

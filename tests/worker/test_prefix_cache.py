@@ -1,0 +1,231 @@
+"""Where a request begins: passes are what the scripted model was really asked to compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.worker.engine_harness import Harness, alone
+from worker.backend import SamplingParams
+from worker.fake_backend import FakeBackend
+from worker.requests import Ended
+
+LONG = "the same words at the beginning of every prompt, again and again. " * 3
+HOT = SamplingParams(temperature=0.8, seed=42)
+
+
+def harness(n_parallel: int = 4, *, chunk_size: int = 512, **backend: Any) -> Harness:
+    return Harness(FakeBackend("babble", n_parallel=n_parallel, **backend), chunk_size=chunk_size)
+
+
+def computed(h: Harness) -> int:
+    """Tokens in all passes so far."""
+    return sum(len(item.tokens) for items in h.backend.passes for item in items)
+
+
+def cached(h: Harness, name: str) -> int:
+    return h.ended(name).stats.cached_tokens
+
+
+def assert_as_alone(h: Harness, prompts: dict[str, str], **options: Any) -> None:
+    for name, prompt in prompts.items():
+        assert h.text(name) == alone(name, prompt, **options).text(name)
+
+
+def test_a_request_begins_where_a_finished_one_with_the_same_prefix_parted() -> None:
+    h = harness()
+    h.submit("a", LONG + "one", cache_prompt=True)
+    h.run()
+    before = computed(h)
+    h.submit("b", LONG + "two", cache_prompt=True)
+    h.run()
+    assert cached(h, "b") == len(LONG)
+    assert computed(h) - before == len("two") + 15
+    assert_as_alone(h, {"a": LONG + "one", "b": LONG + "two"})
+
+
+def test_a_request_begins_with_the_prompt_and_the_answer_of_one_that_still_runs() -> None:
+    h = harness()
+    h.submit("a", LONG, cache_prompt=True, max_tokens=60)
+    h.tick(20)
+    answer = [t.token for t in h.tokens("a") if t.token is not None]
+    prompt = [*LONG.encode(), *answer[:15], ord("x")]
+    h.submit("b", tokens=tuple(prompt), cache_prompt=True)
+    h.run()
+    assert cached(h, "b") == len(LONG) + 15
+    assert h.text("b") == alone("b", tokens=tuple(prompt)).text("b")
+    assert_as_alone(h, {"a": LONG}, max_tokens=60)
+
+
+def test_requests_that_come_together_compute_their_common_prefix_once() -> None:
+    h = harness(chunk_size=50)
+    prompts = {name: LONG + name * 5 for name in "abcd"}
+    for name, prompt in prompts.items():
+        h.submit(name, prompt, cache_prompt=True, max_tokens=5)
+    h.run()
+    assert computed(h) == len(LONG) + 4 * (5 + 4)
+    assert sorted(cached(h, name) for name in "abcd") == [0, *[len(LONG)] * 3]
+    assert_as_alone(h, prompts, max_tokens=5)
+
+
+def test_equal_prompts_are_computed_once_but_for_their_last_token() -> None:
+    """The choices of one request: the same prompt, each with a seed of its own."""
+    h = harness()
+    for seed in range(4):
+        h.submit(f"c{seed}", LONG, cache_prompt=True, max_tokens=6, params=SamplingParams(temperature=1, seed=seed))
+    h.run()
+    assert computed(h) == len(LONG) + 3 + 4 * 5
+    for seed in range(4):
+        params = SamplingParams(temperature=1, seed=seed)
+        assert h.text(f"c{seed}") == alone("c", LONG, max_tokens=6, params=params).text("c")
+
+
+def test_who_waits_for_a_prefill_goes_on_by_itself_when_that_is_cancelled() -> None:
+    h = harness(chunk_size=20)
+    prompts = {name: LONG + name for name in "abc"}
+    for name, prompt in prompts.items():
+        h.submit(name, prompt, cache_prompt=True)
+    h.tick(3)
+    h.engine.cancel("execution-a")
+    h.run()
+    assert h.ended("a").finish_reason == "cancelled"
+    assert computed(h) == len(LONG) + 2 * (1 + 15)  # what `a` had computed was not lost either
+    assert_as_alone(h, {name: prompts[name] for name in "bc"})
+
+
+def test_who_waits_for_a_prefill_goes_on_by_itself_when_that_fails() -> None:
+    h = harness(chunk_size=20)
+    for name in "abc":
+        h.submit(name, LONG + name, cache_prompt=True)
+    h.tick(2)
+    sequence = h.engine.pool.active[0].sequence
+    assert sequence is not None
+    h.engine.pool.active[0].sampler.sample = broken  # type: ignore[union-attr, method-assign]
+    h.backend.poison[sequence.seq_id] = float("nan")
+    h.run()
+    assert h.ended("a").error is not None
+    assert_as_alone(h, {name: LONG + name for name in "bc"})
+
+
+def broken(row: int, index: int) -> int:
+    raise AssertionError("not asked of a row without a finite logit")
+
+
+def test_at_least_one_token_is_computed() -> None:
+    h = harness()
+    for name in "ab":
+        h.submit(name, LONG, cache_prompt=True, max_tokens=1)
+        h.run()
+    assert cached(h, "b") == len(LONG) - 1
+    assert_as_alone(h, {"b": LONG}, max_tokens=1)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_request_that_wants_no_cache_neither_takes_nor_leaves_a_prefix(first: bool) -> None:
+    h = harness()
+    h.submit("a", LONG, cache_prompt=first)
+    h.run()
+    assert (h.engine.cache.tokens > 0) == first
+    h.submit("b", LONG, cache_prompt=not first)
+    h.run()
+    assert cached(h, "b") == 0
+
+
+def test_a_conversation_goes_on_in_its_own_sequence() -> None:
+    h = harness()
+    prompt: tuple[int, ...] = tuple(b"first turn")
+    for turn in range(4):
+        name = f"t{turn}"
+        h.submit(name, tokens=prompt, cache_prompt=True, max_tokens=8)
+        h.run()
+        # The last token of an answer is never computed.
+        assert cached(h, name) == (0 if turn == 0 else len(prompt) - len(b"next") - 1)
+        prompt += (*(t.token for t in h.tokens(name) if t.token is not None), *b"next")
+    assert {i.seq_id for items in h.backend.passes for i in items} == {0}
+    assert h.engine.cache.tokens == h.engine.cache.used
+
+
+def test_what_was_used_least_recently_is_evicted_first_and_from_its_end() -> None:
+    h = harness(n_ctx=1000, n_parallel=2)
+    for name in "abc":
+        h.submit(name, name * 299, cache_prompt=True, max_tokens=2)
+        h.run()
+    h.submit("again", "a" * 299 + "!", cache_prompt=True, max_tokens=2)  # now b is the oldest
+    h.run()
+    h.submit("big", "z" * 250, cache_prompt=True, max_tokens=2)
+    h.run()
+    kept = {chr(tokens[0]): sum(t == tokens[0] for t in tokens) for tokens in h.backend.cache if tokens}
+    assert kept["a"] == kept["c"] == 299
+    assert 64 <= kept["b"] < 299  # its beginning is still good for something
+
+
+def test_no_more_prefixes_are_kept_than_there_are_sequences() -> None:
+    h = harness(n_parallel=2, cached_prefixes=3)
+    for i in range(12):
+        h.submit(f"r{i}", f"{i:02} is a prompt of its own", cache_prompt=True, max_tokens=2)
+        h.run()
+    assert sum(bool(tokens) for tokens in h.backend.cache) <= 5
+    h.submit("last", "11 is a prompt of its own!", cache_prompt=True, max_tokens=2)
+    h.run()
+    assert cached(h, "last") == len("11 is a prompt of its own")
+
+
+def test_a_prefix_that_another_sequence_holds_too_is_kept_once() -> None:
+    h = harness()
+    for name in "ab":
+        h.submit(name, LONG, cache_prompt=True, max_tokens=4)
+        h.run()
+    assert sum(bool(tokens) for tokens in h.backend.cache) == 1
+    assert h.engine.cache.used == len(LONG) + 3
+
+
+def test_a_model_that_cannot_cut_computes_the_whole_prompt_unless_it_goes_on_from_the_very_end() -> None:
+    h = harness(n_parallel=2, cannot_cut=True)
+    h.submit("a", LONG + "one", cache_prompt=True, max_tokens=4)
+    h.run()
+    h.submit("b", LONG + "two", cache_prompt=True, max_tokens=4)
+    h.run()
+    assert cached(h, "b") == 0
+    kept = next(list(tokens) for tokens in h.backend.cache if tokens)
+    h.submit("c", tokens=(*kept, *b"more"), cache_prompt=True, max_tokens=4)
+    h.run()
+    assert cached(h, "c") == len(kept)
+    assert_as_alone(h, {"a": LONG + "one", "b": LONG + "two"}, max_tokens=4)
+    assert h.text("c") == alone("c", tokens=(*kept, *b"more"), max_tokens=4).text("c")
+
+
+def test_a_split_cache_goes_on_in_a_kept_sequence_and_copies_a_running_one() -> None:
+    h = harness(n_ctx=4 * 400, kv_unified=False)
+    h.submit("a", LONG + "one", cache_prompt=True, max_tokens=30)
+    h.tick(5)
+    h.submit("b", LONG + "two", cache_prompt=True, max_tokens=4)
+    h.run()
+    assert cached(h, "b") == len(LONG)
+    h.submit("c", LONG + "three", cache_prompt=True, max_tokens=4)
+    h.run()
+    assert cached(h, "c") >= len(LONG)
+    assert_as_alone(h, {"a": LONG + "one"}, max_tokens=30)
+    assert_as_alone(h, {"b": LONG + "two", "c": LONG + "three"}, max_tokens=4)
+
+
+def test_a_shared_prefix_counts_once_when_room_is_reckoned() -> None:
+    h = harness(n_ctx=400)
+    for i in range(4):
+        h.submit(f"r{i}", LONG + str(i), cache_prompt=True, max_tokens=40)
+    h.tick()
+    assert len(h.engine.pool.active) == 4  # 4 x (193 + 40) cells would be 932
+    h.run()
+    assert all(isinstance(e, Ended) and e.error is None for e in h.events if isinstance(e, Ended))
+
+
+def test_the_first_start_is_what_counts_as_cached() -> None:
+    """A request that paused finds its own prompt again, which nobody should be told was cached."""
+    h = harness(n_parallel=1)
+    h.submit("batch", LONG, cache_prompt=True, priority=2)
+    h.tick(4)
+    h.submit("urgent", "hi", priority=0, max_tokens=3)
+    h.run()
+    assert cached(h, "batch") == 0
+    assert computed(h) == len(LONG) + 2 + 15 + 2  # and nothing was computed twice
+    assert_as_alone(h, {"batch": LONG})

@@ -227,6 +227,7 @@ class Engine(Loop):
                 prefill += item.tokens
             self.cache.computed(slot.sequence, item.tokens)
             self.served[slot.request.queue] += item.tokens
+        self.cache.pay_rent(decode)
         self.ticks += 1
         self.tokens += decode
         self.prompt_tokens += prefill

@@ -24,6 +24,11 @@ WAIT_TOKENS = 32
 COPY_TOKENS = 64
 #: Cells are evicted at least so many at a time, so that not every tick has to.
 EVICT_CELLS = 64
+#: A kept cell costs every decoded token a test of its mask. Over so many decoded tokens that comes to the price of
+#: computing one token of a prompt. Measured on a CPU; docs/scheduling.md has the figures.
+RENT_TOKENS = 8000
+#: So many cells are kept even where nothing is ever reused, or it would never show that something could be.
+FREE_CELLS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class PrefixCache:
         self._kv = KvCells()
         #: Cells that are kept for reuse alone. A number, so that any thread may look.
         self.tokens = 0
+        self._credit = info.n_ctx / 2
 
     # --- figures ---
 
@@ -87,6 +93,8 @@ class PrefixCache:
         """A sequence for a request, which begins with what was found for it or waits for it."""
         tokens = [*request.prompt, *request.generated]
         shareable = request.cache_prompt and not request.embed
+        if match.donor is not None and not match.donor.in_use:
+            self._credit = min(self._backend.info.n_ctx, self._credit + match.length)
         sequence = self._take_over(match) or self._fresh(match.donor)
         if sequence in self._tree:
             self._tree.remove(sequence)
@@ -162,6 +170,19 @@ class PrefixCache:
                 self._evict(sequence, missing)
         self._count()
         return self.cells - self._kv.used >= cells
+
+    def pay_rent(self, decoded: int) -> None:
+        """What is kept pays for slowing down the tokens just decoded, out of what its reuse has saved.
+
+        In a unified cache every token is compared with all cells in use, so keeping what nobody asks for again is not
+        free. Each token that is found again earns the right to keep one cell; where that is used up, little is kept.
+        """
+        if self.cells is None or not self.tokens:
+            return
+        self._credit = max(0.0, self._credit - self.tokens * decoded / RENT_TOKENS)
+        excess = self.tokens - FREE_CELLS - int(self._credit)
+        if excess > 0:
+            self.make_room(self.cells - self._kv.used + excess)
 
     def evict_all(self) -> bool:
         """Drop everything that is kept; whether anything was."""

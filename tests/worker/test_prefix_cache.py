@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.worker.engine_harness import Harness, alone
+from worker import prefix_cache
 from worker.backend import SamplingParams
 from worker.fake_backend import FakeBackend
 from worker.requests import Ended
@@ -229,3 +230,28 @@ def test_the_first_start_is_what_counts_as_cached() -> None:
     assert cached(h, "batch") == 0
     assert computed(h) == len(LONG) + 2 + 15 + 2  # and nothing was computed twice
     assert_as_alone(h, {"batch": LONG})
+
+
+def test_what_is_never_asked_for_again_makes_way_for_the_speed_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "RENT_TOKENS", 500)
+    h = harness(n_ctx=8192, n_parallel=2, cached_prefixes=60)
+    for i in range(20):
+        h.submit(f"r{i}", f"{i:03}" * 60, cache_prompt=True, max_tokens=2)
+    h.run()
+    assert h.engine.cache.tokens >= 19 * 180  # it is not known yet that nothing will come of it
+    for i in range(10):
+        h.submit(f"s{i}", f"{i:03}+" * 10, cache_prompt=True, max_tokens=200)
+    h.run()
+    assert h.engine.cache.tokens <= 2 * prefix_cache.FREE_CELLS
+
+
+def test_what_is_asked_for_again_and_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "RENT_TOKENS", 500)
+    h = harness(n_ctx=8192, n_parallel=2, cached_prefixes=60)
+    h.submit("first", LONG * 5, cache_prompt=True, max_tokens=2)
+    h.run()
+    for i in range(10):
+        h.submit(f"s{i}", f"{i:03}+" * 10, cache_prompt=True, max_tokens=200)
+        h.submit(f"again{i}", LONG * 5 + f"{i} times", cache_prompt=True, max_tokens=2)
+        h.run()
+        assert cached(h, f"again{i}") >= len(LONG * 5)

@@ -32,6 +32,7 @@ from worker.preparing import Preparer
 from worker.publisher import Publisher
 from worker.requests import Ended, Event, Request, Token
 
+N_SLOTS = 2
 QUEUE = queue_name("m", "normal")
 TEMPLATES = Path(__file__).parent / "templates"
 WEATHER = {
@@ -117,7 +118,9 @@ class Worker:
         self.held: dict[str, HeldJob] = {}
         self.ended = False
         self.said: list[Event] = []
-        self.engine = Engine(self.backend, load_strategy("decode_maximal"), self.said.extend)
+        self.engine = Engine(
+            self.backend, load_strategy("decode_maximal"), self.said.extend, n_parallel=N_SLOTS, pause_s=-1.0
+        )
         rq = SimpleWorker([QUEUE], name=name, connection=store.client, serializer=SERIALIZER)
         self.finaliser = Finaliser(rq, store, lambda execution: self.held.pop(execution, None))
         self.publisher = Publisher(store, self.held, self.finaliser, self._lost)
@@ -218,6 +221,28 @@ class Life:
         slot = next(s for s in engine.pool.active if s.request and s.request.id == "older")
         slot.admitted = -1
 
+    def displace(self) -> None:
+        """More urgent requests take all slots for one token."""
+        self.worker.engine._pause_s = 60.0
+        self._send_urgent(1)
+        self.worker.step()
+        assert [r.id for r in self.worker.engine.waiting] == ["job"]
+
+    def let_go(self) -> None:
+        """More urgent requests keep all slots for too long."""
+        self._send_urgent(1000)
+        self.worker.step()
+        if not self.worker.ended:
+            assert not self.worker.held
+            for n in range(N_SLOTS):
+                self.worker.engine.cancel(f"e-urgent{n}")
+            self.worker.pull()
+
+    def _send_urgent(self, tokens: int) -> None:
+        for n in range(N_SLOTS):
+            params = SamplingParams(ignore_eos=True)
+            self.worker.engine.submit(Request(f"urgent{n}", f"e-urgent{n}", (1,), params, tokens, priority=0))
+
     def finish(self) -> dict[str, Any]:
         for _ in range(1000):
             if self.worker.ended:
@@ -246,7 +271,7 @@ def uninterrupted(store: JobStore, case: str) -> dict[str, Any]:
     return Life(store, case).finish()
 
 
-WAYS = ("kill", "hand_back", "fail", "pause")
+WAYS = ("kill", "hand_back", "fail", "pause", "displace", "let_go")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -4,6 +4,8 @@
 #   make up MODEL=m.gguf SLOTS=8     the same with a model of yours (PORT=, HOST=, REDIS_URL=, DATA_DIR=, FRESH=1)
 #   make up GPU=cuda|metal|vulkan    build llama.cpp for that device first; GPU=cpu goes back
 #   make test [ARGS="-k stream"]     run the tests        make check   lint, format, types
+#   make bench-compare LLAMA_SERVER=PATH   Slotline and llama.cpp's own server side by side (ten minutes)
+#   make bench-cpu                   CPU time of a token by process and thread
 #   make chaos-batch                 20,000 lines of a batch, everything killed twice (minutes)
 
 PYTHON ?= python3
@@ -24,7 +26,7 @@ endif
 LLAMA := $(VENV)/.llama-$(GPU)
 endif
 
-.PHONY: help up test check setup bench chaos-batch clean
+.PHONY: help up test check setup bench bench-compare bench-cpu chaos-batch clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -45,6 +47,13 @@ check: $(VENV)/.test
 
 bench: $(VENV)/.demo $(LLAMA)
 	$(BIN)/slotline bench engine $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+bench-compare: $(VENV)/.demo
+	$(BIN)/python -m benchmarks.compare $(if $(LLAMA_SERVER),--llama-server '$(LLAMA_SERVER)') \
+		$(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+bench-cpu: $(VENV)/.demo
+	$(BIN)/python -m benchmarks.cpu $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 chaos-batch: $(VENV)/.test
 	$(BIN)/python -m tests.chaos.batch $(ARGS)

@@ -1,7 +1,7 @@
-"""The barest path from a POST over RQ to a streamed token: what the libraries cost, with no model and no Slotline.
+"""What Slotline is measured against: the libraries it is built on, with no model and nothing of Slotline.
 
-A Flask app and a worker, each as the documentation of its libraries has it: subscribe, enqueue, pull, publish, stream.
-Nothing is checked, limited, logged, resumed or recorded.
+The barest path from a POST over RQ to a streamed token is a Flask app and a worker, each as the documentation of its
+libraries has it: subscribe, enqueue, pull, publish, stream. Nothing is checked, limited, logged, resumed or recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUEUE = "bare"
 def create_app() -> Flask:
     """The web side; gunicorn calls this in its worker process."""
     app = Flask(__name__)
-    client = redis.Redis.from_url(os.environ[REDIS_URL])
+    client: Any = redis.Redis.from_url(os.environ[REDIS_URL])
     queue = Queue(QUEUE, connection=client, serializer=JSONSerializer)
 
     @app.get("/")
@@ -36,7 +36,7 @@ def create_app() -> Flask:
     @app.post("/")
     def complete() -> Response:
         job_id = uuid.uuid4().hex
-        channel = client.pubsub(ignore_subscribe_messages=True)
+        channel: Any = client.pubsub(ignore_subscribe_messages=True)
         channel.subscribe(job_id)
         queue.enqueue_call("bare.generate", args=(request.get_json(),), job_id=job_id)
         return Response(_frames(channel), content_type="text/event-stream")
@@ -52,9 +52,13 @@ def _frames(channel: Any) -> Iterator[bytes]:
                 return
 
 
+def nothing() -> None:
+    """A job that does nothing."""
+
+
 def work(url: str) -> None:
     """The worker: one job at a time, whose answer is one token. It never returns."""
-    client = redis.Redis.from_url(url)
+    client = redis.Redis.from_url(url, socket_timeout=120)
     queue = Queue(QUEUE, connection=client, serializer=JSONSerializer)
     while True:
         found = Queue.dequeue_any([queue], 60, connection=client, serializer=JSONSerializer)

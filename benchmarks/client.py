@@ -30,9 +30,16 @@ class Answer:
     generated_tokens: int = 0
     cached_tokens: int = 0
 
+    @property
+    def chunks(self) -> int:
+        """Pieces of text so far: one a token, but for those that are only a part of a character."""
+        return len(self.gap_s) + bool(self.text)
 
-async def complete(base_url: str, body: Mapping[str, Any]) -> Answer:
+
+async def complete(base_url: str, body: Mapping[str, Any], answer: Answer | None = None) -> Answer:
     """Send a completion, or a chat where the body has `messages`, and read its stream to the end.
+
+    An `answer` that is given is filled as the text comes, for who wants to look at it meanwhile.
 
     Raises:
         CallFailed: there is no whole answer.
@@ -40,7 +47,7 @@ async def complete(base_url: str, body: Mapping[str, Any]) -> Answer:
     """
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     sent = dict(body) | {"stream": True, "stream_options": {"include_usage": True}}
-    answer, usage = Answer(), None
+    answer, usage = answer or Answer(), None
     began = last = time.perf_counter()
     async for data in _events(base_url, path, sent):
         chunk = json.loads(data)

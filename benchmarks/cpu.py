@@ -15,8 +15,8 @@ import statistics
 from pathlib import Path
 
 from benchmarks.run import LoadRun, load_command
-from benchmarks.servers import Slotline
-from benchmarks.usage import cpu_by_part
+from benchmarks.servers import Slotline, model_path
+from benchmarks.usage import cpu_by_part, cpu_since
 
 NAMED_THREADS = str(Path(__file__).parent / "named_threads")
 
@@ -32,11 +32,7 @@ def main() -> None:
     parser.add_argument("--load-script", type=Path, help="another load generator with the same options")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    model = options.model
-    if model == "demo":
-        from slotline.cli.bench import demo_model
-
-        model = demo_model()
+    model = model_path(options.model)
     flags = ["--concurrency", str(options.callers), "--requests", str(options.requests), "--ignore-eos"]
     flags += ["--max-tokens", str(options.max_tokens)]
     rounds: list[dict[str, float]] = []
@@ -46,10 +42,9 @@ def main() -> None:
         for _ in range(options.rounds):
             before = cpu_by_part(server.process.pid)
             figures = run(flags)
-            used = cpu_by_part(server.process.pid)
-            used.subtract(before)
-            parts = {name: used[name] / figures["gen"] * 1e6 for name in used}
-            parts |= {"tokens/s": figures["gen_tok_s"], "load generator": figures["cpu_s"] / figures["gen"] * 1e6}
+            used = cpu_since(server.process.pid, before)
+            used["load generator"] = figures["cpu_s"]
+            parts = {name: seconds / figures["gen"] * 1e6 for name, seconds in used.items()}
             rounds.append(parts)
     medians = {name: round(statistics.median(r.get(name, 0.0) for r in rounds), 1) for name in rounds[0]}
     if options.json:

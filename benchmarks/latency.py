@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import signal
 import statistics
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -78,6 +77,12 @@ def ask_completions(connection: http.client.HTTPConnection) -> float:
     return _post(connection, "/v1/completions", body, b"data: {")
 
 
+def ask_chat(connection: http.client.HTTPConnection) -> float:
+    """One streamed chat, about which a worker is asked first; returns the seconds to its first chunk with text."""
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 1, "temperature": 0, "stream": True}
+    return _post(connection, "/v1/chat/completions", body, b'"content":"', skip=1)
+
+
 def ask_jobs(connection: http.client.HTTPConnection) -> float:
     """One job and its event stream, so two requests; returns the seconds to the first token."""
     body = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, "stream": True}
@@ -88,25 +93,31 @@ def ask_jobs(connection: http.client.HTTPConnection) -> float:
     return _until(connection.getresponse(), b"event: token") - began
 
 
-def _post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any], first: bytes) -> float:
+def _post(
+    connection: http.client.HTTPConnection, path: str, body: dict[str, Any], first: bytes, skip: int = 0
+) -> float:
     began = time.perf_counter()
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-    return _until(connection.getresponse(), first) - began
+    return _until(connection.getresponse(), first, skip) - began
 
 
-def _until(response: http.client.HTTPResponse, first: bytes) -> float:
-    """The moment at which the line that begins with `first` is there. What follows is read to its end."""
+def _until(response: http.client.HTTPResponse, first: bytes, skip: int = 0) -> float:
+    """The moment at which a line with `first` is there, after `skip` such lines. What follows is read to its end."""
     while line := response.readline():
-        if line.startswith(first):
-            moment = time.perf_counter()
-            response.read()
-            return moment
+        if first in line:
+            if not skip:
+                moment = time.perf_counter()
+                response.read()
+                return moment
+            skip -= 1
     raise RuntimeError(f"the answer ended without a token: status {response.status}")
 
 
-def measure(kinds: dict[str, tuple[str, Ask]], requests: int, pause_s: float) -> dict[str, list[float]]:
+def measure(kinds: Mapping[str, tuple[str, Ask]], requests: int, pause_s: float) -> dict[str, list[float]]:
     """The seconds to the first token, `requests` times each kind, by turns over connections that stay open."""
-    connections = {name: http.client.HTTPConnection(urlsplit(url).netloc, timeout=30) for name, (url, _) in kinds.items()}
+    connections = {
+        name: http.client.HTTPConnection(urlsplit(url).netloc, timeout=30) for name, (url, _) in kinds.items()
+    }
     taken: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(requests + WARM_UP):
         for name, (_, ask) in kinds.items():
@@ -144,6 +155,7 @@ def main() -> None:
         kinds = {
             "bare": (bare.url, ask_bare),
             "/v1/completions": (ours.url, ask_completions),
+            "/v1/chat/completions": (ours.url, ask_chat),
             "/v1/jobs + events": (ours.url, ask_jobs),
         }
         found = figures(measure(kinds, given.requests, given.pause_s))

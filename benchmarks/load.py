@@ -19,11 +19,12 @@ from typing import Any
 
 from benchmarks.client import Answer, CallFailed, complete
 
-WORDS = (
+STOCK = (
     "river stone window garden winter letter market engine forest island paper silver morning bridge shadow kitchen "
     "harbour music travel number evening copper valley signal lantern village summer circle doctor teacher station "
     "picture history question answer country mountain weather science machine"
-).split()
+)
+WORDS = STOCK.split()
 
 
 @dataclass(slots=True)

@@ -121,6 +121,15 @@ class Slotline(Server):
         self._folder.cleanup()
 
 
+def model_path(name: str) -> str:
+    """A model as given, or the file of `demo`, which is made on first use."""
+    if name != "demo":
+        return name
+    from slotline.cli.bench import demo_model
+
+    return demo_model()
+
+
 def free_port() -> int:
     """A port nobody listens on now."""
     with socket() as probe:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -12,12 +13,12 @@ import psutil
 NS = 1e-9
 
 
-def cpu_by_part(pid: int) -> Counter[str]:
+def cpu_by_part(pid: int) -> dict[str, float]:
     """CPU seconds so far of a process and its descendants, by part: `web`, `worker/publisher`, …
 
     A part is a process, of the model process each thread. The kernel's name of a thread has 15 letters at most.
     """
-    used: Counter[str] = Counter()
+    used: defaultdict[str, float] = defaultdict(float)
     root = psutil.Process(pid)
     for process in [root, *root.children(recursive=True)]:
         try:
@@ -29,6 +30,11 @@ def cpu_by_part(pid: int) -> Counter[str]:
         except (OSError, psutil.Error):
             continue  # it has just ended
     return used
+
+
+def cpu_since(pid: int, before: Mapping[str, float]) -> dict[str, float]:
+    """CPU seconds by part since `before`, which was read by `cpu_by_part`."""
+    return {name: seconds - before.get(name, 0.0) for name, seconds in cpu_by_part(pid).items()}
 
 
 def part_of(command: list[str]) -> str:

@@ -28,6 +28,7 @@ JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 JOBS_INDEX = "slotline:jobs"  # zset: job id by creation time in ms
 MODELS = "slotline:models"  # zset: model name by the time it was first served
+RQ_QUEUES = "rq:queues"  # set: key of every queue that RQ knows
 WORKERS = "slotline:workers"  # set: names of workers that may hold jobs
 
 
@@ -77,6 +78,11 @@ def live_queues_key(model: str) -> str:
 def doorbell_key(model: str, priority: str) -> str:
     """The list that workers with room for jobs of this kind block on; it holds one entry if some may wait."""
     return f"slotline:doorbell:{model}:{priority}"
+
+
+def free_key(model: str) -> str:
+    """A zset: workers of the model that have a free slot, each by the ms until which that may be relied on."""
+    return f"slotline:free:{model}"
 
 
 def wake_key(worker: str) -> str:

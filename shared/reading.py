@@ -11,7 +11,7 @@ from rq.job import Job
 from rq.results import Result
 
 from shared.errors import InternalError, JobNotFound
-from shared.names import JOBS_INDEX, PRIORITIES, SERIALIZER, job_key, queue_name, rq_queue_key
+from shared.names import JOBS_INDEX, PRIORITIES, SERIALIZER, events_key, job_key, queue_name, rq_queue_key
 from shared.records import JobRecord, job_object
 from shared.stream import Event, TokenStream
 
@@ -50,8 +50,14 @@ class JobReader:
         Raises:
             JobNotFound: there is none.
         """
-        record = self.fetch(job_id)
-        last = self.stream.last(job_id)
+        pipe = self.client.pipeline(transaction=False)
+        pipe.hgetall(job_key(job_id))
+        pipe.xrevrange(events_key(job_id), count=1)
+        raw, entries = pipe.execute()
+        if b"origin" not in raw:
+            raise JobNotFound(job_id)
+        record = JobRecord.parse(job_id, raw)
+        last = Event.from_entry(entries[0]) if entries else None
         if last is not None and last.is_terminal and record.is_over:
             final: dict[str, Any] = last.json()
             return final
@@ -84,7 +90,8 @@ class JobReader:
     def _position(self, record: JobRecord) -> int | None:
         ahead = PRIORITIES[: PRIORITIES.index(record.priority)]
         pipe = self.client.pipeline(transaction=False)
-        pipe.lpos(rq_queue_key(record.origin), record.id)
+        # From the end: a job is looked at most often when it has just been queued.
+        pipe.lpos(rq_queue_key(record.origin), record.id, rank=-1)
         for priority in ahead:
             pipe.llen(rq_queue_key(queue_name(record.model, priority)))
         place, *more_urgent = pipe.execute()

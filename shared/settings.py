@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from shared.names import DEFAULT_MODEL, MODEL_NAME
 
@@ -100,7 +100,9 @@ class WorkerSettings(Settings):
     chat_template: Path | None = Field(None, description="File with a Jinja chat template; left out, the model's own.")
 
     n_gpu_layers: int = Field(99, ge=-1, description="Layers to put on the GPU; -1 means all.")
-    n_ctx: int = Field(8192, ge=0, description="Tokens of KV cache, shared by the slots; 0 means the model's own.")
+    n_ctx: int = Field(
+        8192, ge=0, description="Tokens of KV cache, shared by the slots; 0: the model's own, or what memory allows."
+    )
     n_parallel: Annotated[int, Field(ge=1, le=256)] | Literal["auto"] = Field(
         4, description="Slots: jobs that generate at once; auto: as many as memory and speed allow."
     )
@@ -120,8 +122,8 @@ class WorkerSettings(Settings):
     cached_prefixes: int = Field(
         64, ge=0, le=255, description="Prefixes kept beyond those in slots; with them there are at most 256."
     )
-    threads: int = Field(0, ge=0, description="CPU threads for decode; 0 means one per core.")
-    threads_batch: int = Field(0, ge=0, description="CPU threads for prefill; 0 means as many as for decode.")
+    threads: int = Field(0, ge=0, description="CPU threads for decode; 0: one for each core it may use.")
+    threads_batch: int = Field(0, ge=0, description="CPU threads for prefill; 0: as many as for decode.")
     main_gpu: int = Field(0, ge=0, description="The GPU used when the model is not split.")
     split_mode: Literal["none", "layer", "row"] = Field("layer", description="How to split the model over GPUs.")
     tensor_split: str = Field("", description="Share of each GPU, as in 3,1.")
@@ -155,6 +157,14 @@ class WorkerSettings(Settings):
     age_s: Seconds = Field(300.0, description="A job that waits this long is taken in the order of the next priority.")
     lease_s: Seconds = Field(5.0, description="A worker that has not renewed its lease this long counts as dead.")
 
+    @field_validator("n_parallel", mode="wrap")
+    @classmethod
+    def _slots(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(value)
+        except ValidationError:  # one line for each of the two that it may be
+            raise ValueError("must be a number from 1 to 256, or auto") from None
+
     @field_validator("tensor_split")
     @classmethod
     def _numbers(cls, value: str) -> str:
@@ -176,7 +186,8 @@ class WorkerSettings(Settings):
 
     @model_validator(mode="after")
     def _batch_holds_every_slot(self) -> Self:
-        if self.batch_tokens < self.n_parallel:
+        # What is left open is sized to fit once the model is known (worker/sizing.py).
+        if self.n_parallel != "auto" and 0 < self.batch_tokens < self.n_parallel:
             raise ValueError(
                 f"n_batch {self.batch_tokens} is below n_parallel {self.n_parallel}: "
                 "each slot needs one token in a tick; raise n_batch or lower n_parallel"
@@ -194,18 +205,23 @@ class WorkerSettings(Settings):
 
     @property
     def batch_tokens(self) -> int:
-        """`n_batch`, where 0 means `n_ctx`."""
+        """`n_batch`, where 0 means `n_ctx`; 0 where that is left to the model."""
         return self.n_batch or self.n_ctx
 
 
-def load(cls: type[S], given: Mapping[str, Any] | None = None) -> S:
+def load(cls: type[S], given: Mapping[str, Any] | None = None, otherwise: Mapping[str, Any] | None = None) -> S:
     """Build settings of one kind from the environment, overridden by `given` where not None.
+
+    Args:
+        otherwise: values for what neither `given` nor the environment says, instead of the defaults.
 
     Raises:
         SettingsError: names each bad variable and says what is wrong with it, one line each.
     """
+    said = {k: v for k, v in (given or {}).items() if v is not None}
+    unsaid = (otherwise or {}).keys() - said.keys() - EnvSettingsSource(cls)().keys()
     try:
-        return cls(**{k: v for k, v in (given or {}).items() if v is not None})
+        return cls(**said | {k: v for k, v in (otherwise or {}).items() if k in unsaid})
     except ValidationError as error:
         raise SettingsError("\n".join(_line(e, given or {}) for e in error.errors())) from None
 

@@ -18,6 +18,7 @@ from shared.errors import IdConflict, InvalidRequest, QueueFull
 from shared.names import (
     JOB_FUNCTION,
     JOBS_INDEX,
+    RQ_QUEUES,
     SERIALIZER,
     doorbell_key,
     idempotency_key,
@@ -91,7 +92,7 @@ class SubmitCall:
             idempotency_key(digest),
             ScheduledJobRegistry(origin, job.connection).key,
             DeferredJobRegistry(origin, job.connection).key,
-            "rq:queues",
+            RQ_QUEUES,
         ]
         args = [
             job.id,

@@ -22,6 +22,7 @@ from shared.names import (
     PRIORITIES,
     WORKERS,
     events_key,
+    free_key,
     held_key,
     job_key,
     lease_key,
@@ -39,6 +40,8 @@ CommitOutcome = Literal["ok", "gone", "lost", "ended", "cancelled"]
 #: RQ counts an execution as abandoned when its registration runs out, and then fails or retries the job. Ours
 #: must never run out: whether a worker lives is told by its lease.
 EXECUTION_TTL_S = 366 * 86_400
+#: For so long after it last looked, others rely on it that a worker will use its free slots.
+FREE_MS = 1000
 #: Beyond the largest age that a job can have.
 NEVER_S = 100 * 366 * 86_400
 
@@ -82,11 +85,13 @@ class Taken:
         jobs: those that were taken, in order.
         waiting: the queues, of those looked at, in which jobs are left.
         live_queues: how many queues the model and `default` have ever had.
+        leaves_some: whether jobs were left for workers that need not displace any.
     """
 
     jobs: list[Pulled]
     waiting: set[str]
     live_queues: int
+    leaves_some: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,7 @@ class WorkStore(JobReader):
         model: str,
         openings: Sequence[Opening],
         *,
+        free: int | None = None,
         quantum: float = 1.0,
         age_s: float = NEVER_S,
         lends: bool = False,
@@ -148,13 +154,15 @@ class WorkStore(JobReader):
             worker: who takes them.
             model: whose queues are counted for `Taken.live_queues`.
             openings: most urgent first, each with the queues to look at.
+            free: slots in which nothing runs. While another worker of the model has some, no more jobs are taken than
+                that; None to take no notice of others, nor they of this one.
             quantum: tokens a job is reckoned to cost until they are counted.
             age_s: see above.
             lends: see above.
         """
         moment = now()
         expires = int(moment.timestamp()) + EXECUTION_TTL_S
-        keys = [held_key(worker), JOBS_INDEX, live_queues_key(model), live_queues_key(DEFAULT_MODEL)]
+        keys = [held_key(worker), JOBS_INDEX, live_queues_key(model), live_queues_key(DEFAULT_MODEL), free_key(model)]
         args: list[Any] = [
             worker,
             uuid.uuid4().hex,
@@ -165,13 +173,16 @@ class WorkStore(JobReader):
             *(utcformat(moment - timedelta(seconds=min(levels * age_s, NEVER_S))) for levels in (1, 2)),
             int(lends),
             quantum,
+            -1 if free is None else free,
+            FREE_MS,
         ]
         for opening in openings:
             order = sorted(opening.credits, key=opening.credits.__getitem__, reverse=True)
             keys += map(rq_queue_key, order)
             args += (opening.level, opening.room, len(order), *map(opening.credits.__getitem__, order))
-        taken, left, live_queues = self._pull(keys=keys, args=args)
-        return Taken([_pulled(*job) for job in taken], {name_of_rq_queue(key.decode()) for key in left}, live_queues)
+        taken, left, live_queues, leaves_some = self._pull(keys=keys, args=args)
+        waiting = {name_of_rq_queue(key.decode()) for key in left}
+        return Taken([_pulled(*job) for job in taken], waiting, live_queues, bool(leaves_some))
 
     def commit(self, ends: Sequence[End]) -> list[CommitOutcome]:
         """Commit the ends of jobs, in one round trip; one outcome for each."""

@@ -14,7 +14,14 @@ import math
 from collections.abc import Sequence
 
 from shared.ask import ask
-from shared.errors import ChatTemplateError, InvalidGrammar, InvalidRequest, NoWorker, UnsupportedCapability
+from shared.errors import (
+    ChatTemplateError,
+    InvalidGrammar,
+    InvalidRequest,
+    NoWorker,
+    SlotlineError,
+    UnsupportedCapability,
+)
 from shared.names import DEFAULT_MODEL
 from shared.registry import Known, ModelCard
 from shared.schemas import JobRequest

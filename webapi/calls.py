@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from shared.errors import Unavailable
+from shared.errors import SlotlineError, Unavailable
 from shared.names import DEFAULT_MODEL
 from shared.openai.embeddings import EmbeddingExchange
 from shared.openai.exchange import Call, Exchange, failure_of
@@ -21,7 +21,7 @@ from shared.schemas import JobRequest
 from shared.stream import START, Event
 from webapi.admission import admit_call
 from webapi.callers import caller_is_gone, connection_of
-from webapi.follow import Follower, follow_all
+from webapi.follow import Follower, News, follow_all
 from webapi.services import Services
 from webapi.subscription import Subscription
 
@@ -86,17 +86,21 @@ class OpenCall:
         """The job objects in the order of the choices."""
         return [self.finals[number] for number in sorted(self.finals)]
 
-    def news(self) -> Iterator[tuple[int, Event] | None]:
-        """The events of the jobs as they come, each with the number of its choice; None after a while of silence.
+    def news(self) -> Iterator[News]:
+        """The events of the jobs as they come, each with the number of its choice; none after a while of silence.
 
         Raises:
             SlotlineError: a job has failed, and the others are cancelled; or the server is stopping.
             CallerLeft: nobody waits for more.
         """
-        for got in follow_all(self._followers, self._services.settings.keep_alive_s):
-            if got is not None and got[1].is_terminal:
-                self._ended(*got)
-            yield got
+        for together in follow_all(self._followers, self._services.settings.keep_alive_s):
+            for place, (number, event) in enumerate(together):
+                if event.is_terminal and (error := self._ended(number, event)) is not None:
+                    if place:
+                        yield together[:place]
+                    self.abandon()
+                    raise error
+            yield together
         if self._caller_left:
             raise CallerLeft
         if len(self.finals) < len(self._jobs):
@@ -179,14 +183,14 @@ class OpenCall:
             str(job.id), self.about.model, job.priority, job.metadata, parent=self._parent, bound=self._bound
         )
 
-    def _ended(self, number: int, event: Event) -> None:
+    def _ended(self, number: int, event: Event) -> SlotlineError | None:
+        """Take down how a job ended; if it has failed, the error."""
         self._unended.discard(str(self._jobs[number].id))
         final: dict[str, Any] = event.json()
         error = failure_of(final)
-        if error is not None:
-            self.abandon()
-            raise error
-        self.finals[number] = final
+        if error is None:
+            self.finals[number] = final
+        return error
 
 
 def _named(call_id: str, jobs: list[JobRequest]) -> list[JobRequest]:

@@ -7,23 +7,33 @@ without it, so that a failure never looks like an end.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from shared.errors import InternalError, SlotlineError
 from shared.stream import Event, dumps
 from webapi.calls import CallerLeft, OpenCall
+from webapi.follow import News
 from webapi.sse import CONNECTED, DONE, KEEP_ALIVE, frame
 
 log = logging.getLogger(__name__)
+
+#: Data of a token that only adds text, as nearly all are. Its text is passed on as the JSON it is: reading and writing
+#: every token again would take most of the time that it costs here.
+PLAIN_TOKEN = re.compile(r'\{"index":\d+,"text":("(?:[^"\\]|\\.)*"),"token":\d+\}')
+NO_TEXT = '""'
+#: A text that no chunk has elsewhere.
+MARK = "\0"
 
 
 def chunk_frames(call: OpenCall) -> Iterator[bytes]:
     """The whole stream, its first bytes at once."""
     try:
         yield CONNECTED + b"".join(_openings(call))
-        for got in call.news():
-            frames = KEEP_ALIVE if got is None else b"".join(_frames_of(call, *got))
+        chunks = Chunks(call)
+        for together in call.news():
+            frames = chunks.frames(together) if together else KEEP_ALIVE
             if frames:
                 yield frames
         if call.exchange.include_usage:
@@ -46,13 +56,37 @@ def _openings(call: OpenCall) -> Iterator[bytes]:
             yield _frame(chunk)
 
 
-def _frames_of(call: OpenCall, number: int, event: Event) -> Iterator[bytes]:
-    if event.name == "token":
-        chunk = call.exchange.chunk(call.about, number, event.json())
-        if chunk is not None:
-            yield _frame(chunk)
-    elif event.is_terminal:
-        yield _frame(call.exchange.closing(call.about, number, call.finals[number]))
+class Chunks:
+    """The frames of a call's events."""
+
+    def __init__(self, call: OpenCall) -> None:
+        self._exchange, self._about, self._finals = call.exchange, call.about, call.finals
+        self._around: dict[int, list[str]] = {}
+
+    def frames(self, together: News) -> bytes:
+        """Those of events that came together; there may be none."""
+        return b"".join([self._frame(number, event) for number, event in together])
+
+    def _frame(self, number: int, event: Event) -> bytes:
+        if event.name == "token":
+            plain = PLAIN_TOKEN.fullmatch(event.data)
+            if plain is not None:
+                return self._plain(number, plain[1])
+            chunk = self._exchange.chunk(self._about, number, event.json())
+            return b"" if chunk is None else _frame(chunk)
+        if event.is_terminal:
+            return _frame(self._exchange.closing(self._about, number, self._finals[number]))
+        return b""
+
+    def _plain(self, number: int, text: str) -> bytes:
+        """The frame of a token that adds `text`, a JSON string: between the two parts of one with another text."""
+        if text == NO_TEXT:
+            return b""
+        if number not in self._around:
+            marked = dumps(self._exchange.chunk(self._about, number, {"text": MARK}))
+            self._around[number] = marked.split(dumps(MARK))
+        before, after = self._around[number]
+        return frame(before + text + after)
 
 
 def _error(error: SlotlineError) -> bytes:

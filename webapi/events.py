@@ -105,12 +105,15 @@ def read_place(text: str | None, name: str) -> EventId:
     return EventId.of_token(int(text))
 
 
-def stream_frames(events: Iterator[Event | None], gone: Callable[[], bool]) -> Iterator[bytes]:
-    """The stream as bytes. Ends when the job does, or at a keep-alive that finds the reader gone."""
+def stream_frames(events: Iterator[list[Event]], gone: Callable[[], bool]) -> Iterator[bytes]:
+    """The stream as bytes, events that came together in one piece.
+
+    Ends when the job does, or at a keep-alive that finds the reader gone.
+    """
     yield HELLO
-    for event in events:
-        if event is not None:
-            yield event_frame(event)
+    for together in events:
+        if together:
+            yield b"".join(map(event_frame, together))
         elif gone():
             return
         else:

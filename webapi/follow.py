@@ -102,7 +102,7 @@ class Follower:
         """Whether an event of the channel comes right after the reader's place. If it is later, the log comes first."""
         (tokens, step), (place, at) = event.id, self._place
         if (step == 0 and tokens == place + 1) or (tokens == place and step == at + 1):
-            return event.name != REMOVED
+            return True
         if event.name == REMOVED:
             self._behind = True
         elif event.is_terminal or event.id > self._place:

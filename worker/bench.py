@@ -86,7 +86,7 @@ def _measure(model_path: str, url: str, batch: int, tokens: int, rounds: int, th
     )
     backend = load_backend(settings)
     try:
-        bench = EngineBench(settings, backend)
+        bench = EngineBench(settings, backend, batch)
         raw: list[float] = []
         rates: dict[str, list[float]] = {mode: [] for mode in MODES}
         bench.raw(4)  # the first pass allocates
@@ -111,12 +111,12 @@ def _measure(model_path: str, url: str, batch: int, tokens: int, rounds: int, th
 class EngineBench:
     """The two things that are compared, over one loaded model."""
 
-    def __init__(self, settings: WorkerSettings, backend: Backend) -> None:
+    def __init__(self, settings: WorkerSettings, backend: Backend, batch: int) -> None:
         self._settings = settings
         self._backend = backend
         self._client: Any = connect(settings)
         self._store = JobStore(self._client, settings)
-        self._batch = settings.n_parallel
+        self._batch = batch
 
     def raw(self, tokens: int) -> float:
         """Seconds for the passes of the same work and nothing else: no sampling, no text, no server."""

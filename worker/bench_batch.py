@@ -41,11 +41,9 @@ class EngineAlone:
 
         engine = Engine(
             self._backend,
-            load_strategy(self._settings.batch_strategy),
+            load_strategy(self._settings.batch_strategy, self._settings.itl_target_ms),
             emit,
-            n_parallel=self._settings.n_parallel,
             chunk_size=self._settings.chunk_size,
-            kv_unified=self._settings.kv_unified,
         )
         for request in requests:
             engine.submit(request)

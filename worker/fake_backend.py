@@ -37,6 +37,7 @@ from worker.fake_scripts import (
     echo_again,
     prompt_length,
 )
+from worker.sizing import scripted_sizes
 
 #: Numbers in an embedding of the scripted model.
 N_EMBD = 16
@@ -113,20 +114,21 @@ class FakeBackend:
         self._last: tuple[BatchItem, ...] = ()
 
     @classmethod
-    def from_settings(cls, settings: WorkerSettings) -> FakeBackend:
+    def from_settings(cls, settings: WorkerSettings, most_slots: int | None = None) -> FakeBackend:
         """The backend of `fake:SCRIPT`, or of `fake:SCRIPT:SECONDS` where each pass takes that long.
 
         Raises:
             ModelError: there is no such script, or the context is too small for the slots.
         """
-        check_context(settings.n_ctx, settings.n_parallel)
+        sizes = scripted_sizes(settings, most_slots)
+        check_context(sizes.n_ctx, sizes.n_parallel)
         script, _, delay = settings.model_path.removeprefix(FAKE_PREFIX).partition(":")
         return cls(
             script,
-            n_ctx=settings.n_ctx,
-            n_parallel=settings.n_parallel,
+            n_ctx=sizes.n_ctx,
+            n_parallel=sizes.n_parallel,
             cached_prefixes=settings.cached_prefixes,
-            n_batch=settings.batch_tokens,
+            n_batch=settings.n_batch or sizes.n_ctx,
             kv_unified=settings.kv_unified,
             delay_s=_seconds(delay),
             keep_passes=0,

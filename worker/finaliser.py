@@ -1,7 +1,8 @@
-"""Brings RQ's record of a job in line with its committed end, many jobs in one transaction.
+"""Brings RQ's record of a job in line with its committed end.
 
-Status, result, registries, counters and dependents through RQ's own methods that take a pipeline. Callbacks and
-webhooks of RQ users run afterwards on a small pool, with a time limit that is no signal.
+Jobs that completed, which nearly all do, are recorded together by one script, which writes what RQ's own handler of
+success writes; RQ's handlers take as long for a job as all the rest of the worker. Every other end goes through RQ's
+own methods. Callbacks and webhooks of RQ users run afterwards on a small pool, with a time limit that is no signal.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
-from redis.exceptions import RedisError, WatchError
+from redis.exceptions import RedisError
 from rq.callbacks import execute_failure_callback, execute_stopped_callback, execute_success_callback
 from rq.job import Job, JobStatus
 from rq.queue import Queue
@@ -26,6 +28,7 @@ from rq.utils import now, utcformat
 
 from shared.errors import from_dict
 from shared.jobs import JobStore
+from shared.lua import script
 from shared.names import SERIALIZER, doorbell_key, held_key, split_queue_name
 from worker.held import HeldJob
 
@@ -59,6 +62,7 @@ class Finaliser:
         self._worker = worker
         self._store = store
         self._connection: Any = store.client
+        self._record_all = script(store.client, "record")
         self._on_done = on_done
         self._abandon = abandon or threading.Event()
         self._queue: queue.SimpleQueue[list[Outcome] | None] = queue.SimpleQueue()
@@ -89,16 +93,21 @@ class Finaliser:
             self._record([o for outcomes in batch if outcomes is not None for o in outcomes])
 
     def _record(self, outcomes: list[Outcome]) -> None:
-        """Many at once where RQ's methods allow it, the others one by one, in order."""
-        plain = [o for o in outcomes if o.kind == "completed" and _is_plain(o.held.job)]
-        handed_back = [o for o in outcomes if o.kind == "handed_back"]
-        if plain:
-            self._insist(plain, self._record_completed)
+        """Many at once where that is possible, the others one by one, in order."""
+        completed: list[Outcome] = []
+        handed_back: list[Outcome] = []
+        others: list[Outcome] = []
+        for outcome in outcomes:
+            if outcome.kind == "completed" and self._is_plain(outcome.held.job):
+                completed.append(outcome)
+            else:
+                (handed_back if outcome.kind == "handed_back" else others).append(outcome)
+        if completed:
+            self._insist(completed, self._record_completed)
         if handed_back:
             self._insist(handed_back, self._hand_back)
-        for outcome in outcomes:
-            if outcome not in plain and outcome not in handed_back:
-                self._insist([outcome], self._record_one)
+        for outcome in others:
+            self._insist([outcome], self._record_one)
 
     def _insist(self, outcomes: list[Outcome], record: Callable[[list[Outcome]], None]) -> None:
         """Record outcomes, however long Redis is away, and run their callbacks."""
@@ -125,22 +134,26 @@ class Finaliser:
     # --- completed, many at once ---
 
     def _record_completed(self, outcomes: list[Outcome]) -> None:
-        """One transaction for all, unless one of them has dependents, which RQ moves job by job."""
-        with self._connection.pipeline() as pipe:
-            pipe.watch(*(key for o in outcomes for key in (o.held.job.key, o.held.job.dependents_key)))
-            due = [o for o, is_due in zip(outcomes, self._are_due(outcomes), strict=True) if is_due]
-            dependents = self._connection.exists(*(o.held.job.dependents_key for o in outcomes))
-            try:
-                if len(due) < len(outcomes) or dependents:
-                    raise WatchError
-                pipe.multi()
-                for outcome in outcomes:
-                    self._complete(outcome, pipe)
-                pipe.execute()
-            except WatchError:
-                pipe.reset()
-                for outcome in outcomes:
-                    self._record_one([outcome])
+        """All of them in one round trip, but for those with dependents, which RQ moves job by job."""
+        moment = now()
+        args: list[Any] = [self._worker.name, utcformat(moment), moment.timestamp()]
+        for outcome in outcomes:
+            job, execution = outcome.held.job, outcome.held.execution
+            job.ended_at, job._result = moment, outcome.final
+            result = b64encode(SERIALIZER.dumps(outcome.final))
+            args += (job.id, execution.id, job.origin, execution.created_at.timestamp(), result, self._ttl_s(job))
+        replies = self._record_all(keys=[held_key(self._worker.name), self._worker.key], args=args)
+        for outcome, reply in zip(outcomes, replies, strict=True):
+            if reply == b"dependents":
+                self._record_one([outcome])
+
+    def _ttl_s(self, job: Job) -> int:
+        """How long RQ keeps a job's result; below 0 for ever."""
+        return int(job.get_result_ttl(self._worker.default_result_ttl))
+
+    def _is_plain(self, job: Job) -> bool:
+        """Whether recording that the job completed is no more than the script does."""
+        return not job.repeats_left and not job.has_rate_limit and self._ttl_s(job) != 0
 
     def _are_due(self, outcomes: list[Outcome]) -> list[bool]:
         """Whether the jobs are still as the commit left them.
@@ -156,24 +169,6 @@ class Finaliser:
             open_ = {b"started", b"canceled", b"stopped"} if o.kind in ("cancelled", "stopped") else {b"started"}
             due.append(owner == o.held.execution.id.encode() and status in open_)
         return due
-
-    def _complete(self, outcome: Outcome, pipe: Any) -> None:
-        job, execution = outcome.held.job, outcome.held.execution
-        job.ended_at, job._result = now(), outcome.final
-        ttl = job.get_result_ttl(self._worker.default_result_ttl)
-        self._worker.increment_successful_job_count(pipeline=pipe)
-        self._worker.increment_total_working_time(job.ended_at - (job.started_at or job.ended_at), pipe)
-        if ttl != 0:
-            job._handle_success(
-                ttl,
-                pipeline=pipe,
-                worker_name=self._worker.name,
-                execution_id=execution.id,
-                execution_started_at=execution.created_at,
-                execution_ended_at=job.ended_at,
-            )
-        job.cleanup(ttl, pipeline=pipe, remove_from_queue=False)
-        self._let_go(outcome.held, pipe)
 
     def _record_with_dependents(self, outcome: Outcome) -> None:
         job, execution = outcome.held.job, outcome.held.execution
@@ -308,8 +303,3 @@ class Finaliser:
                 execute_stopped_callback(job, penalty)
         except Exception:
             log.exception("a callback of job %s failed", job.id)
-
-
-def _is_plain(job: Job) -> bool:
-    """Whether RQ's success handling of the job needs nothing but the pipeline."""
-    return not job.repeats_left and not job.has_rate_limit

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rq.worker.base import WorkerStatus
 
-from shared.jobs import Pulled
 from shared.names import (
     DEFAULT_MODEL,
     PRIORITIES,
+    RQ_QUEUES,
     held_key,
     job_key,
     live_queues_key,
+    name_of_rq_queue,
     rq_queue_key,
     split_queue_name,
 )
+from shared.work import Pulled
 from worker.finaliser import Outcome
 from worker.held import HeldJob, ask_for_leases, hold, orphans
 
@@ -39,7 +42,8 @@ class Heartbeat:
     """The duties of a worker that come round.
 
     Attributes:
-        queue_names: the RQ queues to pull from, most urgent first.
+        queues: the RQ queues to pull from, of each of `PRIORITIES`.
+        live_queues: how many of them are noted as the model's and as `default`'s.
         queue_depth: jobs that wait in them.
         missed_replies: set when the held list may hold what we do not know of; the next beat looks.
     """
@@ -47,7 +51,8 @@ class Heartbeat:
     def __init__(self, worker: SlotWorker) -> None:
         self._worker = worker
         self._connection: Any = worker.connection
-        self.queue_names: list[str] = list(worker.queue_names())
+        self.queues = _by_priority(worker.queue_names())
+        self.live_queues = 0
         self.queue_depth = 0
         self.missed_replies = False
         # A short lease has to be renewed before it runs out.
@@ -94,7 +99,7 @@ class Heartbeat:
         worker.store.renew_lease(worker.name, worker.settings.lease_s)
         worker.registry.report(worker.stats())
         self._check_held()
-        self._follow_queues()
+        self.follow_queues()
         self._healthy_since = self._healthy_since or time.monotonic()
         if self.missed_replies:
             self.missed_replies = False
@@ -148,17 +153,25 @@ class Heartbeat:
                 self._record_again(job_id)
             else:
                 log.warning("job %s was pulled without our knowing; it goes back", job_id)
-                worker.store.hand_back(worker.name, worker.model, [(job_id, execution.decode())])
+                worker.store.hand_back(worker.name, [(job_id, execution.decode())])
 
-    def _follow_queues(self) -> None:
-        """Pull from every queue that is in use, most urgent priority first, `default` queues behind our own."""
-        worker = self._worker
-        names = set(worker.queue_names())
-        for model in (worker.model, DEFAULT_MODEL):
-            names |= {n.decode() for n in self._connection.smembers(live_queues_key(model))}
-        self.queue_names = sorted(names, key=_urgency)
+    def follow_queues(self) -> None:
+        """Find out from which queues to pull: those noted as the model's or as `default`'s, and those RQ users made."""
+        worker, models = self._worker, (self._worker.model, DEFAULT_MODEL)
         with self._connection.pipeline(transaction=False) as pipe:
-            for name in self.queue_names:
+            for key in (*map(live_queues_key, models), RQ_QUEUES):
+                pipe.smembers(key)
+            *noted, made = ({name_of_rq_queue(raw.decode()) for raw in raws} for raws in pipe.execute())
+        for model, names in zip(models, noted, strict=True):
+            new = {name for name in made - names if _is_of(model, name)}
+            if new:
+                self._connection.sadd(live_queues_key(model), *new)
+                names |= new
+        self.live_queues = sum(map(len, noted))
+        found = sorted({*worker.queue_names()}.union(*noted))
+        self.queues = _by_priority(found)
+        with self._connection.pipeline(transaction=False) as pipe:
+            for name in found:
                 pipe.llen(rq_queue_key(name))
             self.queue_depth = sum(pipe.execute())
         worker.engine.queue_depth = self.queue_depth
@@ -191,6 +204,15 @@ class Heartbeat:
             self._trim_from = self._worker.store.trim_index(self._trim_from)
 
 
-def _urgency(name: str) -> tuple[int, bool, str]:
-    model, priority = split_queue_name(name)
-    return PRIORITIES.index(priority), model == DEFAULT_MODEL, name
+def _by_priority(names: Iterable[str]) -> list[list[str]]:
+    """Queues of each of `PRIORITIES`, a model's own before those of `default`."""
+    own_first = sorted(names, key=lambda name: split_queue_name(name)[0] == DEFAULT_MODEL)
+    return [[n for n in own_first if split_queue_name(n)[1] == priority] for priority in PRIORITIES]
+
+
+def _is_of(model: str, name: str) -> bool:
+    """Whether a queue that somebody made with RQ is for a model: named by our rule, or just as the model is.
+
+    A queue that is just called `default` is RQ's own, for any kind of job.
+    """
+    return split_queue_name(name)[0] == model and name != DEFAULT_MODEL

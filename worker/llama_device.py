@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import shutil
-from math import ceil
 from pathlib import Path
 
-import psutil
 from llama_cpp import _ggml
 
 from worker.llama_native import ll
@@ -18,20 +15,36 @@ _ACCELERATORS = {1, 2}
 
 _ggml_lib = ctypes.PyDLL(_ggml.libggml._name)
 _dev_get = _ggml_lib.ggml_backend_dev_get
+_dev_memory = _ggml_lib.ggml_backend_dev_memory
+_dev_name = _ggml_lib.ggml_backend_dev_name
 _dev_description = _ggml_lib.ggml_backend_dev_description
 _dev_type = _ggml_lib.ggml_backend_dev_type
 _ggml_lib.ggml_backend_dev_count.restype = ctypes.c_size_t
 _dev_get.argtypes, _dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
+_dev_memory.argtypes, _dev_memory.restype = [ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_size_t)] * 2], None
+_dev_name.argtypes, _dev_name.restype = [ctypes.c_void_p], ctypes.c_char_p
 _dev_description.argtypes, _dev_description.restype = [ctypes.c_void_p], ctypes.c_char_p
 _dev_type.argtypes, _dev_type.restype = [ctypes.c_void_p], ctypes.c_int
 
 
 def device_names(*, gpu: bool) -> list[str]:
     """What this build of llama.cpp calls its GPUs, or else its CPU."""
+    return [_dev_description(d).decode(errors="replace").strip() for d in _devices(gpu=gpu)]
+
+
+def free_gpu_memory() -> dict[str, int]:
+    """Free bytes of each GPU, by the name that llama.cpp gives its buffers there."""
+    found = {}
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    for device in _devices(gpu=True):
+        _dev_memory(device, free, total)
+        found[_dev_name(device).decode()] = free.value
+    return found
+
+
+def _devices(*, gpu: bool) -> list[int]:
     devices = [_dev_get(i) for i in range(_ggml_lib.ggml_backend_dev_count())]
-    return [
-        _dev_description(d).decode(errors="replace").strip() for d in devices if (_dev_type(d) in _ACCELERATORS) == gpu
-    ]
+    return [device for device in devices if (_dev_type(device) in _ACCELERATORS) == gpu]
 
 
 def unused_gpu_warning(n_gpu_layers: int) -> str | None:
@@ -48,25 +61,9 @@ def unused_gpu_warning(n_gpu_layers: int) -> str | None:
     return None
 
 
-def usable_cores() -> int:
-    """Physical cores this process may use: no more than its CPU affinity and its container's quota allow."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    physical = psutil.cpu_count(logical=False) or allowed
-    return max(1, min(allowed, physical, _container_quota() or allowed))
-
-
 def _gpu_of_machine() -> str | None:
     if Path("/dev/nvidia0").exists() or (Path("/dev/dxg").exists() and shutil.which("nvidia-smi")):
         return "cuda"
     if Path("/dev/kfd").exists():
         return "vulkan"
     return "metal" if (platform.system(), platform.machine()) == ("Darwin", "arm64") else None
-
-
-def _container_quota(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
-    """Cores by the container's CPU quota. Source: the file `cpu.max` of Linux control groups, version 2."""
-    try:
-        quota, period = limits.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else max(1, ceil(int(quota) / int(period)))

@@ -48,13 +48,14 @@ def slow(name: str) -> Callable[..., Any]:
 
 @contextmanager
 def collected_log() -> Iterator[list[tuple[int, str]]]:
-    """The (level, line) pairs that the library logs on this thread meanwhile."""
+    """The (level, line) pairs that the library logs on this thread meanwhile. One may be inside another."""
     lines: list[tuple[int, str]] = []
+    outer = getattr(_local, "lines", None)
     _local.lines = lines
     try:
         yield lines
     finally:
-        _local.lines = None
+        _local.lines = outer
 
 
 def first_error(lines: list[tuple[int, str]]) -> str:

@@ -25,7 +25,7 @@ _free = quick("llama_sampler_free")
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 #: Where a grammar refuses the best token, this many of the most likely ones are tested before all others.
-_LIKELY = 256
+_LIKELY = 128
 
 #: CPU time one token may take in a grammar. What takes so long doubles with each character.
 _MAX_STEP_S = 1.0
@@ -111,7 +111,8 @@ class Grammar:
         self._eog = np.array(sorted(vocab.eog), np.intp)
         self._tree = vocab.tree
         self._sampler, self.named = compile_grammar(vocab, grammar, root)
-        self._starts = self._tree.starts(sorted(self.named - vocab.eog))
+        # One of these may come next wherever any token may.
+        self._starts = np.append(self._tree.roots, np.array(sorted(self.named - vocab.eog), np.intp))
         self._one = ll.llama_token_data()
         self._one_array = ctypes.byref(_array(ctypes.pointer(self._one), 1))
 
@@ -147,10 +148,16 @@ class Grammar:
         """
         allowed = self.allowed(likely(logits, _LIKELY))
         if count is None or len(allowed) < count:
-            allowed = np.append(self._tree.allowed(self._starts, self.allowed), self.allowed(self._eog))
+            allowed = self._all_allowed()
         masked = np.full_like(logits, -np.inf)
         masked[allowed] = logits[allowed]
         return masked
+
+    def _all_allowed(self) -> Ids:
+        if self.named:
+            # A token that is allowed by its name need not begin with one that is.
+            return self.allowed(np.arange(self._n_tokens))
+        return np.append(self._tree.allowed(self.allowed), self.allowed(self._eog))
 
     def take(self, token: int) -> bool:
         """Go on by one token if it is allowed. Returns whether it was; if not, nothing has changed."""

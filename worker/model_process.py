@@ -16,7 +16,7 @@ from shared.errors import ChatTemplateError, InvalidGrammar, RedisUnavailable
 from shared.registry import ModelCard, Registry
 from shared.settings import FAKE_PREFIX, WorkerSettings
 from worker.backend import Backend, ModelError
-from worker.batching import WholePrompts, load_strategy
+from worker.batching import BatchStrategy, WholePrompts, load_strategy
 from worker.engine import Engine
 from worker.intake import Intake
 from worker.slot_worker import SlotWorker
@@ -36,7 +36,7 @@ def run(settings: WorkerSettings, parent_pid: int) -> int:
     sys.setswitchinterval(0.001)
     client = connect(settings)
     try:
-        strategy = load_strategy(settings.batch_strategy) if settings.pooling == "none" else WholePrompts()
+        strategy = _strategy(settings)
         wait_until_up(client, settings.redis_wait_s)
         backend = load_backend(settings)
     except RedisUnavailable as error:
@@ -75,8 +75,17 @@ def run(settings: WorkerSettings, parent_pid: int) -> int:
     return EXIT_ENGINE if worker.engine_failed else EXIT_DRAINED
 
 
-def load_backend(settings: WorkerSettings) -> Backend:
+def _strategy(settings: WorkerSettings) -> BatchStrategy:
+    if settings.pooling != "none":
+        return WholePrompts()
+    return load_strategy(settings.batch_strategy, settings.itl_target_ms)
+
+
+def load_backend(settings: WorkerSettings, most_slots: int | None = None) -> Backend:
     """The backend a model path asks for.
+
+    Args:
+        most_slots: no more than that with `n_parallel auto`; left out, as many as are of use.
 
     Raises:
         ModelError: it cannot be loaded as configured.
@@ -84,12 +93,12 @@ def load_backend(settings: WorkerSettings) -> Backend:
     if settings.model_path.startswith(FAKE_PREFIX):
         from worker.fake_backend import FakeBackend
 
-        return FakeBackend.from_settings(settings)
+        return FakeBackend.from_settings(settings, most_slots)
     try:
         from worker.llama_backend import LlamaBackend
     except ImportError as error:
         raise ModelError(f"llama-cpp-python is not installed ({error}); try pip install 'slotline[worker]'") from None
-    return LlamaBackend(settings)
+    return LlamaBackend(settings, most_slots)
 
 
 class Answering:
@@ -128,7 +137,7 @@ def start_line(settings: WorkerSettings, backend: Backend) -> str:
     info = backend.info
     return (
         f"serving {settings.model_name} ({info.description}) on {info.device}, "
-        f"{info.layers_offloaded}/{info.layers} layers offloaded, n_ctx {info.n_ctx}, {settings.n_parallel} slots, "
+        f"{info.layers_offloaded}/{info.layers} layers offloaded, n_ctx {info.n_ctx}, {info.n_parallel} slots, "
         f"at most {info.max_request_tokens} tokens per request, KV cache {info.kv_bytes / 2**20:.0f} MiB"
     )
 

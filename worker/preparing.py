@@ -96,7 +96,7 @@ class Preparer:
             start_by=None if may_wait is None else time.monotonic() + may_wait,
         )
         logprobs = tuple(from_json(t["logprobs"]) for t in logged if "logprobs" in t)
-        return replace(request, logged_logprobs=logprobs) if logprobs else request
+        return replace(request, priority=held.priority, rank=held.rank, queue=record.origin, logged_logprobs=logprobs)
 
     def _logged_tokens(self, job_id: str) -> list[dict[str, Any]]:
         """The events of the tokens an earlier attempt has generated; an outage of Redis is waited for."""

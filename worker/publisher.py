@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from shared.jobs import JobStore
 from shared.records import job_object
-from shared.stream import Append, EventId, EventWriter, dumps
+from shared.stream import Append, EventWriter, dumps, token_data
 from shared.work import End
 from worker import logprobs
 from worker.answer import CallDelta, Delta
@@ -186,12 +186,18 @@ def _entry(event: Started | Token) -> Append:
         name = "resumed" if event.resumed else "started"
         data: dict[str, Any] = {"prompt_tokens": len(request.prompt), "tokens": len(request.generated)}
         return Append(request.id, request.execution, f"{len(request.generated)}-*", name, dumps(data))
+    return Append(request.id, request.execution, f"{event.index + 1}-0", "token", _token_data(event))
+
+
+def _token_data(event: Token) -> str:
+    if event.delta is None and event.logprob is None:
+        return token_data(event.index, event.text, event.token)
     data = {"index": event.index, "text": event.text, "token": event.token}
     if event.delta is not None:
         data |= _more_than_text(event.delta)
     if event.logprob is not None:
         data["logprobs"] = logprobs.to_json(event.logprob)
-    return Append(request.id, request.execution, str(EventId.of_token(event.index)), "token", dumps(data))
+    return dumps(data)
 
 
 def _more_than_text(delta: Delta) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """How many more jobs a worker may take, by their urgency.
 
 A job may have the slot of any that is less urgent, since the engine pauses that one for it. So what counts against the
-room for a priority is the held jobs of that priority and of more urgent ones. A worker never has more of these than
-slots, whatever it has displaced: the rest is for others.
+room for a priority is the held jobs of that priority and of more urgent ones, whether they run or were displaced. Where
+there are as many of these as slots the rest is left for other workers.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ class Workload:
     def remove(self, execution: str) -> None:
         """Count the job of an execution no longer; nothing happens if it is not here."""
         self._entries.pop(execution, None)
+
+    @property
+    def free(self) -> int:
+        """Slots without a job."""
+        return max(0, self.slots - len(self))
 
     @property
     def lends(self) -> bool:

@@ -20,9 +20,11 @@ from rq.command import parse_payload
 from rq.worker import BaseWorker
 
 from shared.jobs import JobStore
-from shared.names import DEFAULT_MODEL, PRIORITIES, SERIALIZER, doorbell_key, queue_name
+from shared.names import DEFAULT_MODEL, PRIORITIES, SERIALIZER, queue_name
 from shared.registry import Registry, WorkerStats
 from shared.settings import WorkerSettings
+from shared.work import Opening
+from worker.doorbell import Doorbell
 from worker.engine import Engine
 from worker.finaliser import Finaliser
 from worker.heartbeat import HEARTBEAT_S, Heartbeat
@@ -31,12 +33,16 @@ from worker.intake import Intake
 from worker.preparing import Preparer
 from worker.publisher import Publisher
 from worker.requests import Ended, Event, HandedBack
+from worker.room import Workload
+from worker.shares import QUANTUM_TOKENS, Shares
 from worker.telemetry import Metrics
 
 log = logging.getLogger("slotline.worker")
 
-#: An idle worker looks this often for jobs that came without ringing the doorbell (scheduler, RQ's own enqueue).
+#: A worker with room looks this often for jobs that came without ringing a doorbell (scheduler, RQ's own enqueue).
 LOOK_S = 0.25
+#: One that left jobs to workers with free slots looks after this time whether they have taken them.
+LOOK_AGAIN_S = 0.02
 #: How long jobs that were to be handed back are waited for, with Redis and without.
 HAND_BACK_S = 60.0
 HAND_BACK_WITHOUT_REDIS_S = 5.0
@@ -73,13 +79,13 @@ class SlotWorker(BaseWorker):
         self.intake = intake
         self.metrics = Metrics(name)
         self._abandon = threading.Event()
-        self.finaliser = Finaliser(self, self.store, self.model, self._on_done, self._abandon)
+        self.finaliser = Finaliser(self, self.store, self._on_done, self._abandon)
         self.publisher = Publisher(
             self.store, self.held, self.finaliser, self.lose, settings.flush_s, self._abandon, self._give_up
         )
         self._n_ctx = n_ctx
-        self._working: set[str] = set()
         self._wake = threading.Event()
+        self._bell = Doorbell(client, name, self.model, self._wake.set, settings.redis_timeout_s)
         self._parent_pid = parent_pid
         self._stop_signals = 0
         self._born = time.time()
@@ -87,16 +93,21 @@ class SlotWorker(BaseWorker):
 
     # --- life cycle ---
 
+    def connect(self, engine: Engine) -> None:
+        """Work for this engine."""
+        self.engine = engine
+        self._workload = Workload(len(engine.pool))
+        self._shares = [Shares(engine.served) for _ in PRIORITIES]
+
     def run(self, engine: Engine) -> None:
         """Work until told to stop; return with every job ended or handed back."""
-        self.engine = engine
+        self.connect(engine)
         self.metrics.connect(engine)
         self._preparer = Preparer(self.intake, self.store, engine, self.emit, self._abandon)
         engine_thread = threading.Thread(target=self._run_engine, name="engine")
         self.register_birth()
         self.subscribe()
         self._install_signal_handlers()
-        self._beat_if_due()
         for thread in (self.finaliser, self.publisher, self._preparer, engine_thread):
             thread.start()
         try:
@@ -113,14 +124,19 @@ class SlotWorker(BaseWorker):
             self._leave()
 
     def _loop(self) -> None:
-        while not self._stop_signals:
-            try:
-                self._beat_if_due()
-                self._work_once()
-            except RedisError as error:
-                log.warning("no answer from Redis, trying again: %s", error)
-                self.heart.note_outage()
-                self._wait(LOOK_S)
+        self._bell.start()
+        try:
+            while not self._stop_signals:
+                look_s = LOOK_S
+                try:
+                    self._beat_if_due()
+                    look_s = self._work_once()
+                except RedisError as error:
+                    log.warning("no answer from Redis, trying again: %s", error)
+                    self.heart.note_outage()
+                self._wait(look_s)
+        finally:
+            self._bell.stop()
 
     def _beat_if_due(self) -> None:
         if not self.heart.is_due:
@@ -133,33 +149,62 @@ class SlotWorker(BaseWorker):
         if self.should_run_maintenance_tasks:
             self.run_maintenance_tasks()
 
-    def _work_once(self) -> None:
-        room = self.settings.n_parallel - len(self._working)
-        if room <= 0:
-            self._wait(HEARTBEAT_S / 4)
-        elif not self._pull(room):
-            self.connection.blpop([doorbell_key(self.model), doorbell_key(DEFAULT_MODEL)], timeout=LOOK_S)
+    def _work_once(self) -> float:
+        """Pull what there is room for, and listen for what there still is room for. Returns how long to wait."""
+        rung = self._bell.take()
+        openings = self._openings()
+        leaves_some = bool(openings) and self._pull(openings)
+        if rung is not None and not self._bell.is_for(rung, [opening.level for opening in openings]):
+            self._bell.ring(rung)
+        # What is left to others was rung for, and must be heard by them.
+        self._bell.listen(level for level, room in enumerate(self._workload.room()) if room and not leaves_some)
+        return LOOK_AGAIN_S if leaves_some else LOOK_S
 
-    def _pull(self, room: int) -> bool:
-        pulled = self.store.pull(self.name, self.heart.queue_names, room)
-        if not pulled:
-            return False
+    def _openings(self) -> list[Opening]:
+        held = self._workload.by_queue()
+        return [
+            Opening(level, room, shares.credits(self.heart.queues[level], held))
+            for level, (room, shares) in enumerate(zip(self._workload.room(), self._shares, strict=True))
+            if room
+        ]
+
+    def _pull(self, openings: list[Opening]) -> bool:
+        """Take jobs and have them prepared. Returns whether some were left to workers with free slots."""
+        taken = self.store.take(
+            self.name,
+            self.model,
+            openings,
+            free=self._workload.free,
+            quantum=QUANTUM_TOKENS,
+            age_s=self.settings.age_s,
+            lends=self._workload.lends,
+        )
         find_orphans = self.heart.trusts_leases
-        held = hold(pulled, self.connection, self.name, self.settings, find_orphans=find_orphans)
+        held = hold(taken.jobs, self.connection, self.name, self.settings, find_orphans=find_orphans)
         for h in held:
             self.held[h.execution.id] = h
-            self._working.add(h.execution.id)
+            self._workload.add(h)
             self.executions[h.execution.id] = h.execution
-        self._preparer.put(held)
-        return True
+        by_queue = self._workload.by_queue()
+        for opening in openings:
+            queues = opening.credits.keys()
+            self._shares[opening.level].settle(taken.waiting & queues, by_queue.keys() & queues)
+        # From here on their tokens count.
+        if held:
+            self._preparer.put(held)
+        if taken.live_queues != self.heart.live_queues:
+            self.heart.follow_queues()
+            self._wake.set()
+        return taken.leaves_some
 
     def _wait(self, seconds: float) -> None:
+        """Wait for something that has to be looked at; what comes later is looked at after that."""
         self._wake.wait(seconds)
         self._wake.clear()
 
     def _drain(self) -> None:
         """No new jobs; what waits goes back at once, what runs after `drain_s` or at the second signal."""
-        log.info("stopping: %d jobs may go on for %g s", len(self._working), self.settings.drain_s)
+        log.info("stopping: %d jobs may go on for %g s", len(self._workload), self.settings.drain_s)
         self._preparer.stop()
         self.engine.hand_back(running=False)
         deadline = time.monotonic() + self.settings.drain_s
@@ -167,7 +212,7 @@ class SlotWorker(BaseWorker):
         while self.held and not self.engine_failed:
             now = time.monotonic()
             if handed_back_at is None and (self._stop_signals > 1 or now > deadline):
-                log.info("handing back %d jobs", len(self._working))
+                log.info("handing back %d jobs", len(self._workload))
                 self.engine.hand_back(running=True)
                 handed_back_at = now
             if handed_back_at is not None and now > handed_back_at + self._patience_s():
@@ -192,7 +237,7 @@ class SlotWorker(BaseWorker):
         if self.engine_failed and self.held:
             jobs = [(h.id, h.execution.id) for h in self.held.values()]
             try:
-                self.store.hand_back(self.name, self.model, jobs)
+                self.store.hand_back(self.name, jobs)
             except RedisError as error:
                 log.warning("%d jobs go on when this worker's lease runs out: %s", len(jobs), error)
 
@@ -224,14 +269,16 @@ class SlotWorker(BaseWorker):
         """Take what the engine says: pass it on and note which jobs are done here."""
         self.publisher.put(events)
         over = [e.request.execution for e in events if isinstance(e, Ended | HandedBack)]
+        for execution in over:
+            self._workload.remove(execution)
         if over:
-            self._working.difference_update(over)
             self._wake.set()
 
     def _on_done(self, execution: str) -> None:
         self.held.pop(execution, None)
         self.executions.pop(execution, None)
-        self._wake.set()
+        if self._stop_signals:
+            self._wake.set()
 
     def lose(self, execution: str) -> None:
         """Drop a job that has another owner now; from any thread."""
@@ -239,8 +286,9 @@ class SlotWorker(BaseWorker):
         if held is not None:
             log.warning("job %s has another owner now; it is dropped here", held.id)
         self.engine.drop(execution)
-        self._working.discard(execution)
+        self._workload.remove(execution)
         self._on_done(execution)
+        self._wake.set()
         # Its entry in the held list goes with the next look at that list.
         self.heart.missed_replies = True
 
@@ -252,7 +300,7 @@ class SlotWorker(BaseWorker):
         return WorkerStats(
             worker=self.name,
             model=self.model,
-            n_parallel=self.settings.n_parallel,
+            n_parallel=len(pool),
             n_batch=engine.backend.info.n_batch,
             n_ctx=self._n_ctx,
             active_slots=len(active),
@@ -264,7 +312,7 @@ class SlotWorker(BaseWorker):
             ticks_total=engine.ticks,
             tokens_total=engine.tokens,
             prompt_tokens_total=engine.prompt_tokens,
-            kv_used_tokens=sum(slot.n_past for slot in pool),
+            kv_used_tokens=engine.cache.used,
             cached_tokens=engine.cache.tokens,
             started_at=self._born,
             draining=bool(self._stop_signals),

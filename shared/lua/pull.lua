@@ -1,24 +1,36 @@
 -- Take jobs into a worker's held list, most urgent first, and register their executions with RQ.
--- KEYS: held list, jobs index, live queues of the model and of `default`, then the queues of each priority in turn
+-- KEYS: held list, jobs index, live queues of the model and of `default`, workers of the model with a free slot, then the
+--       queues of each priority in turn
 -- ARGV: worker, what execution ids begin with, now as RQ writes it, now in s, when the registrations run out and how
 --       long that is, one age and two ages before now as RQ writes it, whether a job may be taken before its time (1),
---       tokens that a job is reckoned at,
+--       tokens that a job is reckoned at, free slots (below 0: the worker does not take part in that) and for how many
+--       ms others may rely on them,
 --       then for each priority, most urgent first: its level, room, number of queues, tokens that each is owed (falling)
 -- Nothing is taken while workers are suspended (`rq suspend`).
 -- Returns {{id, execution id, rank, 1 if its web process is gone, {field, value, …}} of each job, the queues in which
--- jobs are left, number of live queues}.
+-- jobs are left, number of live queues, 1 if some are left to workers with free slots}.
 local worker, prefix, now, now_s, expires, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local old, lends, quantum = {ARGV[7], ARGV[8]}, ARGV[9] == '1', tonumber(ARGV[10])
 local live = redis.call('SCARD', KEYS[3]) + redis.call('SCARD', KEYS[4])
-if redis.call('EXISTS', 'rq:suspended') == 1 then return {{}, {}, live} end
+if redis.call('EXISTS', 'rq:suspended') == 1 then return {{}, {}, live, 0} end
+local free, now_ms = tonumber(ARGV[11]), math.floor(now_s * 1000)
+local others = 0
+if free >= 0 then
+  redis.call('ZREM', KEYS[5], worker)
+  others = redis.call('ZCOUNT', KEYS[5], now_ms, '+inf')
+end
 
-local lines, taken = {}, {}
-local k, a = 5, 11
+local lines, taken, leaves = {}, {}, 0
+local k, a = 6, 13
 while ARGV[a] do
   local line = {level = tonumber(ARGV[a]), room = tonumber(ARGV[a + 1])}
   for i = 1, tonumber(ARGV[a + 2]) do
     line[i] = {key = KEYS[k], credit = tonumber(ARGV[a + 2 + i]), waiting = redis.call('LLEN', KEYS[k])}
     k = k + 1
+  end
+  if others > 0 and line.room > free then
+    -- It would have to displace somebody, and another worker would not.
+    line.room, leaves = free, 1
   end
   a = a + 3 + #line
   lines[#lines + 1] = line
@@ -62,7 +74,7 @@ local function take(queue, rank)
                  'worker_name', worker, 'sl_exec', execution)
       redis.call('HINCRBY', key, 'sl_attempts', 1)
       redis.call('PERSIST', key)
-      redis.call('ZADD', KEYS[2], 'NX', math.floor(now_s * 1000), id)
+      redis.call('ZADD', KEYS[2], 'NX', now_ms, id)
       register(id, f[2] or '', execution)
       local orphaned = f[6] and redis.call('EXISTS', 'slotline:web:' .. f[6] .. ':lease') == 0
       taken[#taken + 1] = {id, execution, rank, orphaned and 1 or 0, redis.call('HGETALL', key)}
@@ -126,17 +138,22 @@ for _, line in ipairs(lines) do
 end
 
 -- For what this worker has no room for, another one may have some.
-local left = {}
+local left, rung = {}, {}
 for _, line in ipairs(lines) do
   for _, queue in ipairs(line) do
     if queue.waiting > 0 then
       left[#left + 1] = queue.key
       local bell = string.match(queue.key, '^rq:queue:([^:]+:[^:]+)')
-      if bell then
+      if bell and not rung[bell] then
+        rung[bell] = true
         redis.call('LPUSH', 'slotline:doorbell:' .. bell, '1')
         redis.call('LTRIM', 'slotline:doorbell:' .. bell, 0, 0)
       end
     end
   end
 end
-return {taken, left, live}
+if free > #taken then
+  redis.call('ZADD', KEYS[5], now_ms + ARGV[12], worker)
+  redis.call('EXPIRE', KEYS[5], 60)
+end
+return {taken, left, live, #left > 0 and leaves or 0}

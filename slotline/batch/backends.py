@@ -45,27 +45,28 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Processes of our own. `model_path` None means the demo model."""
+    """Processes of our own. `model_path` None means the demo model; `slots` is a number or `auto`."""
 
     model_path: str | None
-    slots: int | None
+    slots: int | str
 
     def model_name(self) -> str:
         """See `Server.model_name`. The worker's other settings are looked at too, before it is started."""
-        from shared.settings import SettingsError, WorkerSettings, load
+        from shared.settings import SettingsError
+        from slotline.batch.embedded import worker_settings
 
         try:
-            return load(WorkerSettings, {"model_path": self._path(), "n_parallel": self.slots}).model_name
+            return worker_settings(self._path(), self.slots).model_name
         except SettingsError as error:
             raise RunnerLost(str(error)) from None
 
     def open(self, say: Callable[[str], None]) -> Runner:
         """See `Server.open`."""
-        from slotline.batch.embedded import SLOTS, EmbeddedRunner
+        from slotline.batch.embedded import EmbeddedRunner
 
         if self.model_path is None:
             say("no --model given: using the demo model, SmolLM2-135M-Instruct")
-        return EmbeddedRunner(self._path(), self.slots or SLOTS, say)
+        return EmbeddedRunner(self._path(), self.slots, say)
 
     def _path(self) -> str:
         from slotline.cli.bench import demo_model
@@ -76,8 +77,8 @@ class Embedded:
 Backend = Server | Embedded
 
 
-def choose(base_url: str | None, model: str | None, slots: int | None) -> Backend:
-    """Decide who runs the lines.
+def choose(base_url: str | None, model: str | None, slots: int | str | None) -> Backend:
+    """Decide who runs the lines. `slots` None means that nobody asks for a worker of our own by their number.
 
     Raises:
         RunnerLost: what is asked for does not fit together.
@@ -91,7 +92,7 @@ def choose(base_url: str | None, model: str | None, slots: int | None) -> Backen
         return Server(url, model)
     if model is not None and not _is_file(model):
         raise RunnerLost(f"there is no model file {model!r}, and no server is named or running that could know it")
-    return Embedded(model, slots)
+    return Embedded(model, slots or "auto")
 
 
 def _is_file(model: str) -> bool:

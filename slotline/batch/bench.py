@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from slotline.batch.embedded import EmbeddedRunner
+from slotline.batch.embedded import EmbeddedRunner, worker_settings
 from slotline.batch.failures import FailureLimit
 from slotline.batch.index import LineIndex
 from slotline.batch.lines import JOBS, Line
@@ -65,10 +65,9 @@ def compare(model_path: str, work: Work, say: Callable[[str], None]) -> Figures:
     Raises:
         RunnerLost, ModelError: the model cannot be run.
     """
-    from shared.settings import WorkerSettings, load
     from worker.bench_batch import EngineAlone
 
-    settings = load(WorkerSettings, {"model_path": model_path, "n_parallel": str(work.slots)})
+    settings = worker_settings(model_path, work.slots)
     engine_s: list[float] = []
     batch_s: list[float] = []
     tokens = 0

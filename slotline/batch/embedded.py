@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
     from shared.errors import SlotlineError
     from shared.openai.exchange import Exchange
+    from shared.registry import WorkerStats
     from shared.schemas import JobRequest
-
-#: Slots where nobody says how many.
-SLOTS = 16
+    from shared.settings import WorkerSettings
 
 #: Nobody watches the tokens, so they are written in larger portions than for a reader, unless the variable says.
-FLUSH_S = "0.5"
+FLUSH_S = 0.5
 
 LOOK_S = 0.05
 ASK_S = 10.0
@@ -45,14 +44,14 @@ class EmbeddedRunner:
 
     Args:
         model_path: a model file, or `fake:…`.
-        slots: lines that generate at the same time.
+        slots: lines that generate at the same time; `auto` for as many as memory and speed allow.
         say: is told what is waited for.
 
     Raises:
         RunnerLost: they cannot be started; the message is what the worker says.
     """
 
-    def __init__(self, model_path: str, slots: int, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, model_path: str, slots: int | str, say: Callable[[str], None] = lambda text: None) -> None:
         from shared.batches.feeding import Feed
         from shared.connection import connect
         from shared.jobs import JobStore
@@ -60,8 +59,6 @@ class EmbeddedRunner:
         from shared.settings import Settings, load
 
         self.trouble: str | None = None
-        self.slots = slots
-        self.where = f"a worker of its own, {slots} slots"
         self._pending: dict[str, Pending] = {}
         self._refused: list[Outcome] = []
         self._left: list[str] = []
@@ -71,7 +68,9 @@ class EmbeddedRunner:
             self._client: Any = connect(load(Settings, {"redis_url": self._processes.redis_url}))
             self._registry = Registry(self._client)
             say("loading the model")
-            self.model = self._wait_for_worker()
+            worker = self._wait_for_worker()
+            self.model, self.slots = worker.model, worker.n_parallel
+            self.where = f"a worker of its own, {self.slots} slots"
             store = JobStore(self._client, load(Settings))
             self._feed = Feed(store, uuid.uuid4().hex)
         except BaseException:
@@ -128,12 +127,12 @@ class EmbeddedRunner:
         self._client.close()
         self._processes.close()
 
-    def _wait_for_worker(self) -> str:
+    def _wait_for_worker(self) -> WorkerStats:
         while True:
             self._processes.check()
             with self._lost_if_unreachable(starting=True):
                 if workers := self._registry.workers():
-                    return workers[0].model
+                    return workers[0]
             time.sleep(LOOK_S)
 
     def _resolve(self, name: str | None) -> str:
@@ -154,16 +153,25 @@ class EmbeddedRunner:
                 raise RunnerLost(f"Valkey does not answer: {error}") from None
 
 
-def worker_environment(model_path: str, slots: int) -> dict[str, str]:
-    """The variables of the worker; what the user has set for itself counts, save model and slots."""
+def worker_settings(model_path: str, slots: int | str) -> WorkerSettings:
+    """The settings of the worker; what the user has set for itself counts, save the model, and a number of slots.
+
+    Raises:
+        SettingsError: a line for each bad value.
+    """
     from shared.settings import WorkerSettings, load
 
     # The window bounds what waits, so a limit of the queue would only be in the way.
-    fixed = {"model_path": model_path, "n_parallel": str(slots), "max_queue": "0"}
-    chosen = load(WorkerSettings, fixed).model_fields_set
-    ours = {"cache_prompt": "true", "flush_s": FLUSH_S}
-    given = fixed | {name: value for name, value in ours.items() if name not in chosen}
-    return {f"SLOTLINE_{name.upper()}": value for name, value in given.items()}
+    fixed = {"model_path": model_path, "n_parallel": None if slots == "auto" else slots, "max_queue": 0}
+    ours = {"n_ctx": 0, "n_parallel": "auto", "cache_prompt": True, "flush_s": FLUSH_S}
+    return load(WorkerSettings, fixed, otherwise=ours)
+
+
+def worker_environment(model_path: str, slots: int | str) -> dict[str, str]:
+    """The variables of the worker."""
+    settings = worker_settings(model_path, slots)
+    ours = ("model_path", "n_ctx", "n_parallel", "max_queue", "cache_prompt", "flush_s")
+    return {f"SLOTLINE_{name.upper()}": str(getattr(settings, name)) for name in ours}
 
 
 def _requests(line: Line) -> tuple[Exchange | None, list[JobRequest]]:

@@ -38,6 +38,7 @@ COMMANDS = {
     "batch": Entry("batch:batch", "Run a file of prompts, or hand one to the server.", "demo"),
     "batches": Entry("serve:batches", "Run the batches.", "queue"),
     "bench": Entry("bench:bench", "Measure the engine, a running server, or batches.", "worker"),
+    "tune": Entry("tune:tune", "Measure with how many slots a model is served best.", "worker"),
     "version": Entry("server:version", "Show the version."),
 }
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from slotline.batch.failures import FailureLimit
     from slotline.batch.lines import Rules
 
+AUTO = "auto"
 FORMATS = ["jsonl", "csv", "tsv", "parquet"]
 
 
@@ -37,6 +38,18 @@ class MaxFailures(click.ParamType["FailureLimit"]):
             self.fail(str(error), param, ctx)
 
 
+class Slots(click.ParamType[int | str]):
+    """`N` or `auto`."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Read it."""
+        if value == AUTO:
+            return AUTO
+        return int(click.IntRange(1, 256).convert(value, param, ctx))
+
+
 @click.command()
 @click.argument("source", metavar="IN")
 @click.option("-o", "--output", "out", metavar="OUT", required=True, help="JSONL file for the rows, or - for stdout.")
@@ -49,7 +62,7 @@ class MaxFailures(click.ParamType["FailureLimit"]):
 @click.option("--seed", type=click.IntRange(-1), default=0, show_default=True, help="Each line draws by (seed, line).")
 @answer_options
 @click.option("--base-url", "--url", "base_url", metavar="URL", help="The server. [SLOTLINE_URL; a running `up`]")
-@click.option("--slots", type=click.IntRange(1, 256), help="Start a worker here, with so many slots.")
+@click.option("--slots", type=Slots(), help="Start a worker here, with so many slots; auto: as many as are of use.")
 @click.option("--concurrency", type=click.IntRange(1), help="Lines under way at once; left out, 4 for each slot.")
 @click.option("--order", type=click.Choice(["finished", "input"]), default="finished", show_default=True)
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N lines.")
@@ -72,7 +85,7 @@ def run(
     model: str | None,
     seed: int,
     base_url: str | None,
-    slots: int | None,
+    slots: int | str | None,
     concurrency: int | None,
     order: Any,
     limit: int | None,

@@ -1,4 +1,4 @@
-"""`slotline bench engine`, `slotline bench serve` and `slotline bench batch`."""
+"""`slotline bench engine`, `sampling`, `serve` and `batch`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Batches(click.ParamType[list[int]]):
 
 @click.group()
 def bench() -> None:
-    """Measure the engine, a running server, or batches."""
+    """Measure the engine, the choice of tokens, a running server, or batches."""
 
 
 @bench.command()
@@ -42,13 +42,37 @@ def bench() -> None:
 @click.option("--tokens", type=AT_LEAST_1, default=64, show_default=True, help="Tokens of each job.")
 @click.option("--rounds", type=AT_LEAST_1, default=5, show_default=True, help="Times each is measured, in turn.")
 @click.option("--threads", type=click.IntRange(0), default=0, show_default=True, help="CPU threads; 0: one per core.")
+@click.option("--constrained", type=AT_LEAST_1, metavar="N", help="Measure ticks with N jobs under a JSON grammar.")
 @json_option
-def engine(model: str | None, batches: list[int], tokens: int, rounds: int, threads: int, as_json: bool) -> None:
-    """Compare the engine with the bare llama_decode loop on the same work, in one process."""
-    from worker.bench import run
+def engine(model: str | None, batches: list[int], constrained: int | None, as_json: bool, **work: int) -> None:
+    """Compare the engine with the bare llama_decode loop on the same work, in one process.
 
+    With --constrained N, compare ticks in which N of the jobs keep to a JSON grammar with ticks without one instead.
+    """
+    if constrained is not None and constrained > min(batches):
+        raise click.UsageError("--constrained cannot be more than --batch")
     path = model or demo_model()
-    raise click.exceptions.Exit(run(path, batches, as_json, tokens=tokens, rounds=rounds, threads=threads))
+    if constrained is None:
+        from worker.bench import run
+
+        status = run(path, batches, as_json, **work)
+    else:
+        from worker.bench_constrained import run as run_constrained
+
+        status = run_constrained(path, batches, constrained, as_json, **work)
+    raise click.exceptions.Exit(status)
+
+
+@bench.command()
+@click.option("--rows", type=Batches(), default="32,64", show_default=True, help="Slots that choose a token.")
+@click.option("--vocabulary", type=AT_LEAST_1, default=150_000, show_default=True, help="Tokens to choose from.")
+@click.option("--rounds", type=AT_LEAST_1, default=50, show_default=True, help="Times each is measured, in turn.")
+@json_option
+def sampling(rows: list[int], vocabulary: int, rounds: int, as_json: bool) -> None:
+    """Compare choosing the tokens of a tick on one thread with doing so on two. It needs no model."""
+    from worker.bench_sampling import run
+
+    run(rows, vocabulary, rounds, as_json)
 
 
 @bench.command()

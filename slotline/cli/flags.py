@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
 
@@ -49,6 +50,9 @@ def _shown(default: Any) -> str:
 
 
 def _metavar(annotation: Any) -> str:
-    if get_origin(annotation) is Literal:
-        return "|".join(map(str, get_args(annotation)))
-    return {int: "N", float: "X"}.get(annotation, "TEXT")
+    kind, parts = get_origin(annotation), get_args(annotation)
+    if kind is Literal:
+        return "|".join(map(str, parts))
+    if kind in (UnionType, Union) and NoneType not in parts:
+        return "|".join(map(_metavar, parts))
+    return {int: "N", float: "X"}.get(parts[0] if kind is Annotated else annotation, "TEXT")

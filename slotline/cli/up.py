@@ -13,7 +13,7 @@ from slotline.cli.faults import Fault
 @click.option("--host", metavar="TEXT", help="Address to listen on. [SLOTLINE_HOST; 127.0.0.1]")
 @click.option("--port", metavar="N", help="Port to listen on; 0 means any free one. [SLOTLINE_PORT; 8000]")
 @click.option("--model", metavar="PATH", help="GGUF file, or fake:echo. [SLOTLINE_MODEL_PATH; the demo model]")
-@click.option("--slots", metavar="N", help="Jobs that generate at once. [SLOTLINE_N_PARALLEL; 4]")
+@click.option("--slots", metavar="N", help="Jobs that generate at once, or auto. [SLOTLINE_N_PARALLEL; auto]")
 @click.option("--redis-url", metavar="URL", help="Use this Redis instead of one of our own. [SLOTLINE_REDIS_URL]")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where data is kept. [SLOTLINE_DATA_DIR]")
 @click.option("--fresh", is_flag=True, help="Empty the data first.")

@@ -41,6 +41,7 @@ class Plan:
             "SLOTLINE_PORT": str(port),
             "SLOTLINE_REDIS_URL": redis_url,
             "SLOTLINE_MODEL_PATH": model_path,
+            "SLOTLINE_N_CTX": str(self.worker.n_ctx),
             "SLOTLINE_N_PARALLEL": str(self.worker.n_parallel),
             "SLOTLINE_CACHE_PROMPT": str(self.worker.cache_prompt).lower(),
             "SLOTLINE_DATA_DIR": str(self.directory),
@@ -115,17 +116,12 @@ def _check_model(worker: WorkerSettings) -> None:
 
 
 def _worker(given: dict[str, str | None]) -> WorkerSettings:
-    """The worker's settings: here a model is optional, and prompts are cached unless the variable says no."""
-    from shared.settings import SettingsError, WorkerSettings, load
+    """The worker's settings, for a model that may be any: sized to it and to the machine, unless a variable says."""
+    from shared.settings import WorkerSettings, load
 
-    try:
-        settings = load(WorkerSettings, given)
-    except SettingsError:
-        # Perhaps only the model is missing; anything else comes up again.
-        settings = load(WorkerSettings, given | {"model_path": given["model_path"] or DEMO})
-    if "cache_prompt" in settings.model_fields_set:
-        return settings
-    return settings.model_copy(update={"cache_prompt": True})
+    return load(
+        WorkerSettings, given, otherwise={"model_path": DEMO, "n_ctx": 0, "n_parallel": "auto", "cache_prompt": True}
+    )
 
 
 def free_port(host: str, port: int) -> int:

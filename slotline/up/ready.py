@@ -48,6 +48,15 @@ class Readiness:
         return "waiting for Redis" if "redis_unavailable" in answer.text else "loading the model"
 
 
+def room(url: str) -> str:
+    """What the worker has come up with, such as ` in 16 slots, n_ctx 8192`; nothing if it is gone already."""
+    try:
+        workers = httpx.get(f"{url}/v1/stats", timeout=2, trust_env=False).json()["workers"]
+    except (httpx.TransportError, ValueError, KeyError):
+        return ""
+    return f" in {workers[0]['n_parallel']} slots, n_ctx {workers[0]['n_ctx']}" if workers else ""
+
+
 def commands(url: str) -> str:
     """Commands to paste into a shell: submit and poll, stream, and the same with our own."""
     name = program()

@@ -14,7 +14,7 @@ from slotline.cli.bench import demo_model
 from slotline.up.leftovers import MARK, SIDES, end, find_leftovers, find_marked, mark
 from slotline.up.plan import Plan, free_port
 from slotline.up.processes import Child
-from slotline.up.ready import Readiness, commands
+from slotline.up.ready import Readiness, commands, room
 from slotline.up.redis import Redis, StopEarly
 from slotline.up.server import Server
 from slotline.up.state import identity, remove_state, write_state
@@ -134,7 +134,7 @@ class Up:
 
     def _announce(self) -> None:
         model = "the demo model" if self._plan.demo else self._plan.worker.model_path
-        ready = f"Slotline is ready at {self._url}, with {model} in {self._plan.worker.n_parallel} slots."
+        ready = f"Slotline is ready at {self._url}, with {model}{room(self._url)}."
         self._terminal.say(f"\n{ready}", "bold")
         self._terminal.say(f"\n{commands(self._url)}\n")
 

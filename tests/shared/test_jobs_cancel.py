@@ -312,9 +312,9 @@ def _stopped(world: World) -> str:
 
 def test_a_retry_wakes_a_worker(world: World) -> None:
     job_id = failed(world)
-    world.client.delete(f"slotline:doorbell:{MODEL}")
+    world.client.delete(f"slotline:doorbell:{MODEL}:normal")
     world.store.retry(job_id)
-    assert world.client.llen(f"slotline:doorbell:{MODEL}") == 1
+    assert world.client.llen(f"slotline:doorbell:{MODEL}:normal") == 1
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_a_worker_that_missed_the_end_cannot_write_to_the_retried_job(world: Wor
 # --- erase ---
 
 #: Keys that say nothing of any one job: the queues there are, and the bells rung for new ones.
-COUNTERS = {f"slotline:queues:{MODEL}", "rq:queues", f"slotline:doorbell:{MODEL}"}
+COUNTERS = {f"slotline:queues:{MODEL}", "rq:queues", f"slotline:doorbell:{MODEL}:normal"}
 
 
 def with_a_key(world: World) -> str:

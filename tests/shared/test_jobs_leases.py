@@ -45,9 +45,9 @@ def test_a_job_handed_back_is_queued_again_and_keeps_its_text(world: World) -> N
 
 def test_handing_back_wakes_a_worker(world: World) -> None:
     pulled = world.take()
-    world.client.delete(f"slotline:doorbell:{MODEL}")
+    world.client.delete(f"slotline:doorbell:{MODEL}:normal")
     world.store.hand_back("w1", [(pulled.record.id, pulled.execution)])
-    assert world.client.llen(f"slotline:doorbell:{MODEL}") == 1
+    assert world.client.llen(f"slotline:doorbell:{MODEL}:normal") == 1
 
 
 def test_only_what_one_still_owns_goes_back(world: World) -> None:
@@ -149,10 +149,10 @@ def test_a_job_taken_back_keeps_its_text_and_counts_the_attempt(world: World) ->
 
 def test_taking_back_wakes_a_worker_and_forgets_the_dead_one(world: World) -> None:
     world.take("w1")
-    world.client.delete(f"slotline:doorbell:{MODEL}")
+    world.client.delete(f"slotline:doorbell:{MODEL}:normal")
     dies(world)
     world.store.reclaim("w2")
-    assert world.client.llen(f"slotline:doorbell:{MODEL}") == 1
+    assert world.client.llen(f"slotline:doorbell:{MODEL}:normal") == 1
     assert world.client.smembers("slotline:workers") == set()
     assert not world.client.exists("slotline:held:w1")
     assert world.store.reclaim("w2") == ([], [])

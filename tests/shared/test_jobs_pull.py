@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 from rq import Queue
+from rq.executions import Execution
 from rq.job import JobStatus
-from rq.registry import CanceledJobRegistry, FailedJobRegistry, ScheduledJobRegistry
+from rq.registry import CanceledJobRegistry, FailedJobRegistry, ScheduledJobRegistry, StartedJobRegistry
 from rq.suspension import resume, suspend
 
 from shared.jobs import request_of
-from shared.names import JOB_FUNCTION, SERIALIZER, queue_name
+from shared.names import JOB_FUNCTION, SERIALIZER, queue_name, web_lease_key
+from shared.schemas import JobRequest
+from shared.work import EXECUTION_TTL_S
 from tests.shared.world import MODEL, NORMAL, World
 
 
@@ -177,6 +181,56 @@ def test_a_job_that_rqs_scheduler_queues_just_after_its_cancel_stays_cancelled(w
     assert world.store.view(job_id)["status"] == "cancelled"
     assert world.events(job_id) == ["done"]
     assert world.job(job_id).get_status() == JobStatus.CANCELED
+
+
+# --- what RQ is told of an execution ---
+
+
+def what_rq_knows(world: World, job_id: str, execution: str, worker: str) -> dict[str, Any]:
+    """Of one execution, without the moments, which differ."""
+    client, name = world.client, f"{job_id}:{execution}"
+    fields = {k.decode(): v.decode() for k, v in client.hgetall(f"rq:execution:{name}").items()}
+    moments = [float(fields.pop(field)) > 1e9 for field in ("created_at", "last_heartbeat")]
+    ends = client.zscore(f"rq:wip:{NORMAL}", name), client.zscore(f"rq:executions:{job_id}", execution)
+    lasts = client.ttl(f"rq:execution:{name}"), client.ttl(f"rq:executions:{job_id}")
+    return {
+        "fields": fields,
+        "moments": moments,
+        "of the job": client.zrange(f"rq:executions:{job_id}", 0, -1),
+        "started": client.zrange(f"rq:wip:{NORMAL}", 0, -1),
+        "of the worker": client.smembers(f"rq:worker:{worker}:executions"),
+        "for a year": [*(end > time.time() + 3e7 for end in ends), *(ttl > 3e7 for ttl in lasts)],
+    }
+
+
+def test_a_pull_registers_an_execution_as_rq_itself_does(world: World) -> None:
+    pulled = world.take("w1")
+    job_id, execution = pulled.record.id, pulled.execution
+    ours = what_rq_knows(world, job_id, execution, "w1")
+    assert [e.id for e in world.job(job_id).get_executions()] == [execution]
+    world.store.hand_back("w1", [(job_id, execution)])
+    with world.client.pipeline() as pipe:
+        theirs = Execution.create(world.job(job_id), EXECUTION_TTL_S, pipe, worker_name="w1")
+        pipe.execute()
+    assert repr(what_rq_knows(world, job_id, theirs.id, "w1")).replace(theirs.id, execution) == repr(ours)
+    assert ours["for a year"] == [True] * 4
+
+
+def test_a_job_that_is_handed_back_is_no_execution_any_more(world: World) -> None:
+    pulled = world.take("w1")
+    world.store.hand_back("w1", [(pulled.record.id, pulled.execution)])
+    assert world.job(pulled.record.id).get_executions() == []
+    assert StartedJobRegistry(NORMAL, world.client, serializer=SERIALIZER).get_job_ids(cleanup=False) == []
+    assert not world.client.keys("rq:execution*") and not world.client.exists("rq:worker:w1:executions")
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_pull_tells_whether_the_web_process_of_a_job_is_gone(lives: bool, world: World) -> None:
+    job_id = world.store.submit(JobRequest(prompt="x"), MODEL, bound="web-1").job_id
+    other = world.submit()
+    if lives:
+        world.client.set(web_lease_key("web-1"), "1")
+    assert {p.record.id: p.is_orphaned for p in world.pull(count=2)} == {job_id: not lives, other: False}
 
 
 # --- RQ's own ways ---

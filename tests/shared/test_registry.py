@@ -166,3 +166,16 @@ def test_shown_figures_are_all_but_the_metrics_text() -> None:
     documented = {"active_slots", "idle_slots", "prefilling_slots", "queue_depth", "n_parallel", "n_batch"}
     assert documented <= set(shown)
     assert shown == {k: v for k, v in asdict(stats("w1")).items() if k in shown} | {"started_at": shown["started_at"]}
+
+
+# --- what is known already ---
+
+
+def test_what_was_read_within_the_time_given_is_recent(registry: Registry) -> None:
+    assert registry.recent(60) is None
+    registry.register_model(card("a"))
+    known = registry.known()
+    registry.register_model(card("b"))
+    assert registry.recent(60) is known
+    assert [c.name for c in known.models] == ["a"]
+    assert registry.recent(-1) is None

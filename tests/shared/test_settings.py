@@ -62,15 +62,18 @@ BAD: dict[type[Settings], dict[str, list[Any]]] = {
         "name": ["a b", "a:b", "/a", "é", "a" * 129, "default"],
         "alias": ["a b", "a:b", "/a", "é", "a" * 129, "default"],
         "n_gpu_layers": [*WHOLE, "-2"],
-        "n_ctx": [*WHOLE, "0", "-1"],
-        "n_parallel": [*WHOLE, "0", "257"],
+        "n_ctx": [*WHOLE, "-1"],
+        "n_parallel": [*WHOLE, "0", "257", "Auto", "automatic"],
         "n_batch": [*WHOLE, "-1", "3"],
         "n_ubatch": [*WHOLE, "0"],
         "chunk_size": [*WHOLE, "0"],
         "max_queue": [*WHOLE, "-1"],
         "cache_prompt": ["", "maybe", "2"],
         "kv_unified": ["", "maybe", "2"],
+        "cached_prefixes": [*WHOLE, "-1", "256"],
+        "itl_target_ms": [*FRACTION, "0", "60001"],
         "threads": [*WHOLE, "-1"],
+        "threads_batch": [*WHOLE, "-1"],
         "main_gpu": [*WHOLE, "-1"],
         "split_mode": ["", "rows"],
         "tensor_split": ["x", "3;1", "3,-1", "nan,1", "1,inf"],
@@ -90,6 +93,8 @@ BAD: dict[type[Settings], dict[str, list[Any]]] = {
         "grammar_root": [""],
         "flush_s": ["x", "nan", "-0.1", "2"],
         "drain_s": ["x", "nan", "-0.1"],
+        "pause_s": ["x", "nan", "-0.1"],
+        "age_s": [*FRACTION, "0"],
         "lease_s": [*FRACTION, "0"],
     },
 }
@@ -179,6 +184,18 @@ def test_a_bad_variable_does_not_matter_where_a_good_flag_beats_it(monkeypatch: 
     assert load(Settings, {"max_tokens": 9}).max_tokens == 9
 
 
+def test_what_is_said_otherwise_counts_only_for_what_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOTLINE_MAX_TOKENS", "7")
+    monkeypatch.setenv("SLOTLINE_REDIS_WAIT_S", "")
+    settings = load(
+        Settings,
+        {"timeout_s": 5, "failure_ttl_s": None},
+        otherwise={"max_tokens": 8, "timeout_s": 6, "failure_ttl_s": 60, "redis_wait_s": 9},
+    )
+    assert (settings.max_tokens, settings.timeout_s) == (7, 5)
+    assert (settings.failure_ttl_s, settings.redis_wait_s) == (60, 9)
+
+
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLOTLINE_MAX_TOKENS", "")
     assert load(Settings).max_tokens == 256
@@ -211,6 +228,18 @@ def test_a_batch_that_cannot_hold_a_token_of_each_slot_is_refused(given: dict[st
 
 def test_a_batch_of_one_token_for_each_slot_is_enough() -> None:
     assert load(WorkerSettings, {"model_path": "fake:echo", "n_batch": 4, "n_parallel": 4}).batch_tokens == 4
+
+
+def test_slots_and_context_may_be_left_to_the_model() -> None:
+    settings = load(WorkerSettings, {"model_path": "m.gguf", "n_ctx": "0", "n_parallel": "auto"})
+    assert (settings.n_ctx, settings.n_parallel, settings.batch_tokens) == (0, "auto", 0)
+    assert load(WorkerSettings, {"model_path": "m.gguf", "n_ctx": 0, "n_parallel": 256}).n_parallel == 256
+    assert load(WorkerSettings, {"model_path": "m.gguf", "n_batch": 1, "n_parallel": "auto"}).batch_tokens == 1
+
+
+def test_a_bad_number_of_slots_is_told_what_it_may_be() -> None:
+    with pytest.raises(SettingsError, match=r"^--n-parallel='many': must be a number from 1 to 256, or auto$"):
+        load(WorkerSettings, {"model_path": "m.gguf", "n_parallel": "many"})
 
 
 def test_n_batch_left_out_is_n_ctx() -> None:

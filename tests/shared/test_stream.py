@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared import stream
-from shared.stream import START, Append, Event, EventId, TokenStream, dumps
+from shared.stream import START, Append, Event, EventId, TokenStream, dumps, token_data
 from tests.shared.world import World
 
 # --- event ids ---
@@ -206,7 +206,18 @@ PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) |
 
 
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner), max_leaves=9))
-def test_data_read_from_the_channel_is_written_the_same_again(data: Any) -> None:
-    text = dumps(data)
-    message = f'{{"event":"done","id":"0-1","data":{text}}}'
-    assert Event.from_message(message).data == text
+def test_data_comes_from_the_channel_as_it_was_written(data: Any) -> None:
+    text = dumps({"any": data})
+    message = f'{{"event":"done","id":"20-1","data":{text}}}'
+    assert Event.from_message(message.encode()) == Event(EventId(20, 1), "done", text)
+
+
+@pytest.mark.parametrize("message", [b"[]", b"", b'{"event":"token"}', b'{"event":"token","id":"1-0","data":7}'])
+def test_what_is_no_event_is_refused(message: bytes) -> None:
+    with pytest.raises(ValueError, match="no event"):
+        Event.from_message(message)
+
+
+@given(st.integers(0, 2**40), ANY_TEXT, st.none() | st.integers(0, 2**31))
+def test_plain_tokens_are_written_as_any_other_data(index: int, text: str, token: int | None) -> None:
+    assert token_data(index, text, token) == dumps({"index": index, "text": text, "token": token})

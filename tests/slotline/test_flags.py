@@ -39,6 +39,12 @@ def test_the_help_names_each_variable_and_default(settings: type) -> None:
             assert f"SLOTLINE_{name.upper()}; {field.default}]" in text
 
 
+def test_the_help_says_what_a_flag_takes() -> None:
+    shown = {option.name: option.metavar for option in settings_options(WorkerSettings)}
+    wanted = {"n_ctx": "N", "n_parallel": "N|auto", "temp": "X", "flash_attn": "auto|on|off", "chat_template": "TEXT"}
+    assert {name: shown[name] for name in wanted} == wanted
+
+
 def test_switches_go_both_ways_and_values_are_left_to_the_settings() -> None:
     given = parse(WorkerSettings, "--no-kv-unified", "--cache-prompt", "--n-gpu-layers", "-1", "--model", "m.gguf")
     assert (given["kv_unified"], given["cache_prompt"]) == (False, True)

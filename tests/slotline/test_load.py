@@ -75,3 +75,9 @@ def test_batch_sizes_that_make_no_sense_are_refused(sizes: str) -> None:
     result = CliRunner().invoke(cli, ["bench", "engine", "--batch", sizes])
     assert result.exit_code == 2
     assert "is not a list such as 1,8,32" in result.stderr
+
+
+def test_no_more_jobs_than_there_are_can_be_constrained() -> None:
+    result = CliRunner().invoke(cli, ["bench", "engine", "--batch", "4,8", "--constrained", "5"])
+    assert result.exit_code == 2
+    assert "--constrained cannot be more than --batch" in result.stderr

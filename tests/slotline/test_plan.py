@@ -17,14 +17,14 @@ def plan(**given) -> Plan:
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOST", "PORT", "REDIS_URL", "MODEL_PATH", "N_PARALLEL", "CACHE_PROMPT", "FILES_URL"):
+    for name in ("HOST", "PORT", "REDIS_URL", "MODEL_PATH", "N_CTX", "N_PARALLEL", "CACHE_PROMPT", "FILES_URL"):
         monkeypatch.delenv(f"SLOTLINE_{name}", raising=False)
 
 
-def test_left_alone_it_is_the_demo_model_in_four_slots_with_cached_prompts(own_home: Path) -> None:
+def test_left_alone_it_is_the_demo_model_sized_to_the_machine_with_cached_prompts(own_home: Path) -> None:
     made = plan(model=None)
     assert (made.demo, made.own_redis, made.fresh) == (True, True, False)
-    assert (made.worker.n_parallel, made.worker.cache_prompt) == (4, True)
+    assert (made.worker.n_parallel, made.worker.n_ctx, made.worker.cache_prompt) == ("auto", 0, True)
     assert (made.web.host, made.web.port, made.directory) == ("127.0.0.1", 8000, own_home)
 
 
@@ -35,6 +35,11 @@ def test_flags_go_before_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (plan(model=None).worker.n_parallel, plan(model=None).web.port) == (2, 9000)
     assert (plan(model=None).worker.model_path, plan(model=None).demo) == ("fake:count", False)
     assert plan(slots="8", port="1234").worker.n_parallel == 8
+
+
+def test_a_context_of_the_variable_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOTLINE_N_CTX", "2048")
+    assert plan().environment(1, "m", "redis://x")["SLOTLINE_N_CTX"] == "2048"
 
 
 def test_prompts_are_not_cached_if_the_variable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +85,8 @@ def test_the_children_are_told_by_variables() -> None:
     assert env["SLOTLINE_PORT"] == "1234"
     assert env["SLOTLINE_MODEL_PATH"] == "m.gguf"
     assert env["SLOTLINE_REDIS_URL"] == "redis://127.0.0.1:5/0"
-    assert env["SLOTLINE_N_PARALLEL"] == "2"
+    assert (env["SLOTLINE_N_PARALLEL"], env["SLOTLINE_N_CTX"]) == ("2", "0")
+    assert plan(slots="auto").environment(1, "m", "redis://x")["SLOTLINE_N_PARALLEL"] == "auto"
 
 
 def test_files_are_in_the_data_directory_unless_they_are_elsewhere(

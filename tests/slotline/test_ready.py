@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slotline.up import ready
-from slotline.up.ready import Readiness, commands
+from slotline.up.ready import Readiness, commands, room
 from tests.slotline.scripted import Handler, ScriptedServer, answer, error
 
 
@@ -29,7 +30,21 @@ def test_a_phase_that_lasts_is_told_again(server: ScriptedServer, monkeypatch: p
     readiness = Readiness(server.url, said.append)
     readiness.look()
     readiness.look()
-    assert said == ["loading the model ...", "still loading the model (0 s) ..."]
+    assert said[0] == "loading the model ..."
+    assert re.fullmatch(r"still loading the model \(\d+ s\) \.\.\.", said[1])
+
+
+def test_the_room_is_what_the_worker_says(server: ScriptedServer) -> None:
+    server.on("GET", "/v1/stats", answer({"workers": [{"n_parallel": 16, "n_ctx": 8192}]}))
+    assert room(server.url) == " in 16 slots, n_ctx 8192"
+
+
+@pytest.mark.parametrize(
+    "said", [Handler.drop, answer({"workers": []}), answer(error(503, "redis_unavailable", "no Redis"), 503)]
+)
+def test_without_a_worker_nothing_is_said_of_its_room(server: ScriptedServer, said: object) -> None:
+    server.on("GET", "/v1/stats", said)
+    assert room(server.url) == ""
 
 
 @pytest.mark.parametrize("name", ["slotline", "__main__.py"])

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import itertools
+import time
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from flask import Flask
 from flask.testing import FlaskClient
 
 from shared.ask import Question
 from shared.errors import ContextLengthExceeded, InvalidGrammar
 from shared.jobs import JobStore
+from shared.registry import Registry
 from tests.webapi.conftest import MODEL, MakeApp, ScriptedWorker
+from webapi.admission import RECENT_S
+from webapi.services import services_of
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"type": "function", "function": {"name": "look_up"}}
@@ -170,3 +177,30 @@ def test_a_worker_that_does_not_answer_in_time_does_not_stop_the_job(make_app: M
     worker.report()
     http = make_app(ask_timeout_s=0.05).test_client()
     assert http.post("/v1/jobs", json=CHAT).status_code == 202
+
+
+def test_a_job_above_the_cap_of_the_models_worker_is_refused(http: FlaskClient, worker: ScriptedWorker) -> None:
+    worker.register(max_tokens_cap=50)
+    answer = http.post("/v1/jobs", json={"prompt": "a", "max_tokens": 51})
+    assert (answer.status_code, answer.json["error"]["param"]) == (400, "max_tokens")
+    assert http.post("/v1/jobs", json={"prompt": "a", "max_tokens": 50}).status_code == 202
+
+
+def test_models_and_workers_are_not_read_again_at_once(app: Flask, http: FlaskClient, worker: ScriptedWorker) -> None:
+    worker.report()
+    read = services_of(app).registry.known
+    times: list[float] = []
+    with patch.object(Registry, "known", lambda _: times.append(time.monotonic()) or read()):
+        for _ in range(50):
+            assert http.post("/v1/jobs", json={"prompt": "hi"}).status_code == 202
+    assert all(later - earlier > RECENT_S / 2 for earlier, later in itertools.pairwise(times))
+
+
+def test_a_refusal_is_never_of_what_was_known_a_moment_ago(http: FlaskClient, worker: ScriptedWorker) -> None:
+    worker.report()
+    worker.register(has_chat_template=False)
+    assert http.post("/v1/jobs", json=CHAT).status_code == 400
+    assert http.post("/v1/jobs", json={"prompt": "a", "model": "later"}).status_code == 404
+    worker.register(has_chat_template=True, alias="later")
+    with worker.answering(fine):
+        assert http.post("/v1/jobs", json=CHAT | {"model": "later"}).status_code == 202

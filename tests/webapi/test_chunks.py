@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +13,14 @@ from flask.testing import FlaskClient
 
 from shared.errors import GenerationTimeout
 from shared.jobs import JobStore
-from shared.openai.completions import CompletionExchange
+from shared.openai.chat import read_chat
+from shared.openai.completions import CompletionExchange, read_completion
+from shared.openai.exchange import Call, Exchange
+from shared.stream import Event, EventId, dumps, token_data
 from tests.webapi.conftest import MODEL, ScriptedWorker
 from tests.webapi.sse import Frame, frames
 from tests.webapi.test_events import AWKWARD
+from webapi.chunks import PLAIN_TOKEN, Chunks
 from webapi.services import services_of
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -79,6 +85,22 @@ def test_no_text_breaks_a_frame(http: FlaskClient, live: ScriptedWorker, path: s
     found = data(blocks)
     assert texts(found) == "".join(AWKWARD)
     assert found.count("[DONE]") == 1 and found[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("text", [*AWKWARD, '"}', '","token":5}', "\\", "\\u0000", "\ud800"])
+@pytest.mark.parametrize("reader", [read_chat, read_completion])
+@pytest.mark.parametrize("include_usage", [False, True])
+def test_a_plain_token_becomes_the_chunk_that_the_endpoint_makes(
+    reader: Callable[[dict[str, Any]], Exchange], text: str, include_usage: bool
+) -> None:
+    prompt = {"prompt": "hi"} if reader is read_completion else {"messages": CHAT["messages"]}
+    exchange = reader(prompt | {"stream": True, "stream_options": {"include_usage": include_usage}, "n": 2})
+    call: Any = SimpleNamespace(exchange=exchange, about=Call("id", 7, "model"), finals={})
+    data = token_data(3, text, 9)
+    assert PLAIN_TOKEN.fullmatch(data)
+    chunk = exchange.chunk(call.about, 1, json.loads(data))
+    wanted = b"" if chunk is None else b"data: " + dumps(chunk).encode() + b"\n\n"
+    assert Chunks(call).frames([(1, Event(EventId.of_token(3), "token", data))]) == wanted
 
 
 def test_only_the_last_chunk_has_usage_and_only_where_asked_for(http: FlaskClient, live: ScriptedWorker) -> None:

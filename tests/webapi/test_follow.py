@@ -58,7 +58,7 @@ class Channel:
         self.items = items
         self.inbox = self
 
-    def get(self, timeout_s: float) -> Event | Notice:
+    def take(self) -> Event | Notice:
         return self.items.pop(0) if self.items else Notice.CLOSED
 
     def wait(self, timeout_s: float) -> list[Channel]:
@@ -70,10 +70,16 @@ def record(store: JobStore) -> JobRecord:
     return store.fetch(store.submit(JobRequest(prompt="hi"), "tiny").job_id)
 
 
+def events(follower: Follower) -> Iterator[Event | None]:
+    """The events one by one, with None for silence."""
+    for together in follower.events(60):
+        yield from together or [None]
+
+
 def run(log: Log, items: list[Event | Notice], after: EventId = START) -> list[str]:
     store: Any = log
     channel: Any = Channel(items)
-    found = Follower(store, channel, log.record, after).events(60)
+    found = events(Follower(store, channel, log.record, after))
     return ["-" if event is None else str(event.id) for event in found]
 
 
@@ -93,7 +99,7 @@ def test_events_in_the_log_and_on_the_channel_come_once(record: JobRecord) -> No
 def test_a_hole_sends_the_reader_to_the_log(record: JobRecord) -> None:
     log = Log(record)
     items: list[Event | Notice] = [token(0), token(3)]
-    found = Follower(log, Channel(items), record, START).events(60)
+    found = Follower(log, Channel(items), record, START).news()
     assert next(found) == token(0)
     log.entries = [token(0), token(1), token(2), token(3)]
     assert list(found) == [token(1), token(2), token(3)]
@@ -102,7 +108,7 @@ def test_a_hole_sends_the_reader_to_the_log(record: JobRecord) -> None:
 def test_a_gap_sends_the_reader_to_the_log(record: JobRecord) -> None:
     log = Log(record)
     log.entries = [token(0)]
-    found = Follower(log, Channel([Notice.GAP]), record, START).events(60)
+    found = Follower(log, Channel([Notice.GAP]), record, START).news()
     assert next(found) == token(0)
     log.entries += [token(1), note(2, 1, "done")]
     assert list(found) == [token(1), note(2, 1, "done")]
@@ -140,7 +146,7 @@ def test_a_record_that_is_gone_ends_the_stream_with_job_removed(
 
     monkeypatch.setattr(log, "fetch", fetch)
     log.entries = [token(0)]
-    found = list(Follower(log, Channel([]), record, START).events(60))
+    found = list(Follower(log, Channel([]), record, START).news())
     assert found[0] == token(0)
     assert found[1] is not None and found[1].name == "failed"
     assert found[1].json()["error"]["code"] == "job_removed"

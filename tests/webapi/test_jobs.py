@@ -264,5 +264,5 @@ def test_a_failed_job_shows_its_error_and_its_partial_text(http: FlaskClient, wo
 
 def _pull_when_there(worker: ScriptedWorker) -> Any:
     """The first job, once it is queued; its doorbell rings then."""
-    assert worker.store.client.blpop(f"slotline:doorbell:{MODEL}", timeout=10)
+    assert worker.store.client.blpop(f"slotline:doorbell:{MODEL}:normal", timeout=10)
     return worker.pull()

@@ -100,7 +100,7 @@ def test_a_worker_that_is_busy_is_waited_for(make_app: MakeApp, worker: Scripted
         raise InvalidRequest("looked at", "prompt")
 
     with worker.answering(late):
-        answer = http.post("/v1/completions", json={"prompt": "hi"})
+        answer = http.post("/v1/chat/completions", json=CHAT)
     assert (answer.status_code, answer.json["error"]["message"]) == (400, "looked at")
 
 
@@ -108,7 +108,7 @@ def test_a_worker_that_does_not_answer_in_time_is_503(
     make_app: MakeApp, store: JobStore, worker: ScriptedWorker
 ) -> None:
     worker.report()
-    answer = make_app(ask_timeout_s=0.05).test_client().post("/v1/completions", json={"prompt": "hi"})
+    answer = make_app(ask_timeout_s=0.05).test_client().post("/v1/chat/completions", json=CHAT)
     assert (answer.status_code, answer.json["error"]["code"]) == (503, "no_worker")
     assert list(store.newest()) == []
 
@@ -170,13 +170,15 @@ def test_a_workers_refusal_is_the_answer_with_its_status(
     assert list(store.newest()) == []
 
 
-def test_an_embedding_of_a_model_that_gives_none_is_refused_and_an_answer_of_one_that_only_embeds(
-    http: FlaskClient, worker: ScriptedWorker
-) -> None:
+def test_an_embedding_of_a_model_that_gives_none_is_refused(http: FlaskClient, worker: ScriptedWorker) -> None:
     with worker.live():
         answer = http.post("/v1/embeddings", json={"input": "a"})
-        assert (answer.status_code, answer.json["error"]["code"]) == (400, "unsupported_capability")
-        worker.register(capabilities=("embeddings",), n_embd=2)
+    assert (answer.status_code, answer.json["error"]["code"]) == (400, "unsupported_capability")
+
+
+def test_an_answer_of_a_model_that_only_embeds_is_refused(http: FlaskClient, worker: ScriptedWorker) -> None:
+    worker.register(capabilities=("embeddings",), n_embd=2)
+    with worker.live():
         answer = http.post("/v1/completions", json={"prompt": "a"})
         assert (answer.status_code, answer.json["error"]["code"]) == (400, "unsupported_capability")
         answer = http.post("/v1/embeddings", json={"input": "a", "dimensions": 3})
@@ -187,7 +189,16 @@ def test_one_of_each_prompt_that_could_be_refused_is_asked_about(http: FlaskClie
     with worker.serving(lambda job: worker.run(job, ["x"])) as asked:
         body = {"prompt": ["short", "b" * 600, "short too", "c" * 600], "n": 2, "seed": 1}
         assert http.post("/v1/completions", json=body).status_code == 200
-    assert [question.body["request"]["prompt"][0] for question in asked] == ["s", "b", "c"]
+    assert [question.body["request"]["prompt"][0] for question in asked] == ["b", "c"]
+
+
+@every_endpoint
+def test_a_worker_is_asked_where_it_could_refuse(http: FlaskClient, worker: ScriptedWorker, path: str) -> None:
+    worker.register(capabilities=("completion", "chat", "embeddings"), n_embd=2)
+    given = base64.b64encode(struct.pack("<2f", 0.6, 0.8)).decode()
+    with worker.serving(lambda job: worker.finish(job, "", 0, embedding=given)) as asked:
+        assert http.post(path, json=BODIES[path]).status_code == 200
+    assert [question.kind for question in asked] == ([] if path == "/v1/completions" else ["check"])
 
 
 @every_endpoint

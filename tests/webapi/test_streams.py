@@ -92,6 +92,35 @@ def test_a_reader_that_returns_to_a_channel_just_let_go_is_subscribed_again(hub:
             assert indices(reader, 1) == [index]
 
 
+def test_readers_of_jobs_with_ids_of_the_hub_share_one_subscription(hub: Hub, client: redis.Redis) -> None:
+    ids = [hub.new_id() for _ in range(20)]
+    readers = [hub.open(job_id) for job_id in ids] + [hub.open(f"{ids[0]}-1")]
+    assert client.pubsub_numpat() == 1
+    assert client.pubsub_channels(events_key("*")) == []
+    for index, job_id in enumerate([*ids, f"{ids[0]}-1"]):
+        publish(client, job_id, index)
+    assert [indices(reader, 1) for reader in readers] == [[index] for index in range(21)]
+
+
+def test_a_job_with_an_id_of_another_hub_is_followed_too(hub: Hub, client: redis.Redis, settings: Settings) -> None:
+    other = Hub(web_settings(settings), client)
+    job_id = other.new_id()
+    with hub.open(job_id) as here, other.open(job_id) as there:
+        publish(client, job_id, 3)
+        assert indices(here, 1) == indices(there, 1) == [3]
+        assert here.get(0.01) is there.get(0.01) is Notice.SILENCE
+    other.close()
+
+
+def test_a_lost_connection_is_a_gap_for_jobs_with_ids_of_the_hub_too(hub: Hub, client: redis.Redis) -> None:
+    job_id = hub.new_id()
+    reader = hub.open(job_id)
+    client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    assert reader.get(10) is Notice.GAP
+    publish(client, job_id, 5)
+    assert indices(reader, 1) == [5]
+
+
 def test_a_slow_reader_gets_a_gap_and_the_others_everything(
     hub: Hub, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +144,7 @@ def test_what_is_no_event_is_ignored(hub: Hub, client: redis.Redis) -> None:
     with hub.open("a") as reader:
         client.publish(events_key("a"), "[]")
         client.publish(events_key("a"), "no json")
+        client.publish(events_key("a"), '{"event":"token","id":"1-0","data":7}')
         publish(client, "a", 0)
         assert indices(reader, 1) == [0]
 
@@ -160,15 +190,15 @@ hub = Hub(settings, client)
 handled, most = 0, 0
 handle = Hub._handle
 
-def count(self, pubsub, message):
+def count(self, connection, message):
     global handled
     handled += 1
-    handle(self, pubsub, message)
+    handle(self, connection, message)
 
 Hub._handle = count
 hub.open("a")
 flood = "for i = 1, 30000 do redis.call('PUBLISH', KEYS[1], ARGV[1]) end"
-gevent.spawn(connect(settings).eval, flood, 1, events_key("a"), '{"event": "token", "id": "1-0", "data": {}}')
+gevent.spawn(connect(settings).eval, flood, 1, events_key("a"), '{"event":"token","id":"1-0","data":{}}')
 while handled < 30000:
     before = handled
     client.ping()

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import redis
+from rq import Queue
 
 from shared.jobs import JobStore
-from shared.names import doorbell_key, queue_name, web_lease_key
+from shared.names import JOB_FUNCTION, PRIORITIES, SERIALIZER, live_queues_key, queue_name, web_lease_key
 from shared.schemas import JobRequest
 from shared.settings import WorkerSettings, load
 from worker import heartbeat
@@ -41,7 +42,8 @@ class Beating:
         self.worker = SlotWorker(
             "w", settings, client, Intake(settings, backend.info, backend.vocab), 8192, os.getppid()
         )
-        self.engine = self.worker.engine = Engine(backend, load_strategy("decode_maximal"), self.events.extend)
+        self.engine = Engine(backend, load_strategy("decode_maximal"), self.events.extend)
+        self.worker.connect(self.engine)
         self.worker.register_birth()
         intake, say, abandon = self.worker.intake, self.events.extend, threading.Event()
         self.preparer = self.worker._preparer = Preparer(intake, self.store, self.engine, say, abandon)
@@ -51,7 +53,7 @@ class Beating:
 
     def pull(self) -> None:
         """Pull what is there and turn it into requests, as main and intake thread would."""
-        self.worker._pull(4)
+        self.worker._pull(self.worker._openings())
         self.preparer.put(None)  # type: ignore[arg-type]
         self.preparer._run()
 
@@ -217,15 +219,43 @@ def test_a_short_lease_is_renewed_before_it_runs_out_and_trusted_in_time(
     assert beating.worker.heart.trusts_leases
 
 
-def test_queues_are_followed_most_urgent_first(beating: Beating, now: list[float], client: redis.Redis) -> None:
-    for priority in ("batch", "interactive", "normal"):
+def test_queues_are_followed_by_priority(beating: Beating, now: list[float]) -> None:
+    for priority in PRIORITIES:
         beating.store.submit(JobRequest(prompt="x", priority=priority), "fake-count")
     beat(beating, now, 0)
     heart = beating.worker.heart
     assert heart.queue_depth == beating.engine.queue_depth == 3
-    ours = [name for name in heart.queue_names if name.startswith("fake-count")]
-    assert [name.split(":")[1] for name in ours] == ["interactive", "normal", "batch"]
-    assert client.exists(doorbell_key("fake-count"))
+    assert heart.queues == [[queue_name(m, p) for m in ("fake-count", "default")] for p in PRIORITIES]
+
+
+def test_queues_that_were_made_with_rq_are_followed_by_their_name(
+    beating: Beating, now: list[float], client: redis.Redis
+) -> None:
+    ours = ["fake-count:normal:acme", "fake-count:batch:acme", "default:normal:acme", "fake-count"]
+    others = ["default", "high", "another:normal:acme", "another", "fake-count:urgent:acme", "fake-count:normal:a:b"]
+    for name in ours + others:
+        Queue(name, connection=client, serializer=SERIALIZER).enqueue(JOB_FUNCTION, {"prompt": "x"})
+    beat(beating, now, 0)
+    heart = beating.worker.heart
+    assert set().union(*heart.queues) - set(beating.worker.queue_names()) == set(ours)
+    assert "fake-count:batch:acme" in heart.queues[2] and "fake-count" in heart.queues[1]
+    assert heart.live_queues == heart.queue_depth == len(ours)
+    # They are noted, so that the web side counts what waits in them.
+    assert client.smembers(live_queues_key("fake-count")) == {
+        b"fake-count:normal:acme",
+        b"fake-count:batch:acme",
+        b"fake-count",
+    }
+
+
+def test_a_queue_that_is_new_is_pulled_from_at_once(beating: Beating, now: list[float]) -> None:
+    beat(beating, now, 0)
+    Queue("fake-count:normal:late", connection=beating.client, serializer=SERIALIZER).enqueue(JOB_FUNCTION, {})
+    beating.client.sadd(live_queues_key("fake-count"), "fake-count:normal:late")
+    beating.pull()
+    assert not beating.worker.held and beating.worker._wake.is_set()
+    beating.pull()
+    assert [held.record.origin for held in beating.worker.held.values()] == ["fake-count:normal:late"]
 
 
 def test_orphans_are_told_by_the_replies_at_the_end() -> None:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from shared.settings import WorkerSettings, load
-from worker import llama_device
+from worker import llama_device, llama_native
 from worker.backend import BatchItem, DecodeOutcome, Logits, ModelError
 from worker.llama_backend import LlamaBackend
+from worker.llama_native import collected_log, ll
+from worker.machine import usable_cores
 
 pytestmark = pytest.mark.model
 
@@ -35,7 +37,9 @@ def row_alone(backend: LlamaBackend, tokens: list[int], seq_id: int = 0) -> Logi
 def test_what_the_model_is_can_be_told(llama: LlamaBackend) -> None:
     info = llama.info
     assert (info.layers, info.layers_offloaded) == (30, 0)
-    assert (info.n_ctx, info.n_ctx_seq, info.n_ctx_train, info.n_batch, info.n_seq_max) == (2048, 2048, 8192, 2048, 4)
+    assert (info.n_ctx, info.n_ctx_seq, info.n_ctx_train, info.n_batch) == (2048, 2048, 8192, 2048)
+    # Four slots, and 64 sequences for prefixes.
+    assert (info.n_parallel, info.n_seq_max, info.kv_unified) == (4, 68, True)
     # 30 layers, K and V, 3 heads of 64 numbers of 2 bytes.
     assert info.kv_bytes == 2048 * 30 * 2 * 3 * 64 * 2
     assert 100e6 < info.model_bytes < 200e6
@@ -82,7 +86,7 @@ def test_rows_may_be_written_to(llama: LlamaBackend) -> None:
         [BatchItem(0, 0, [1], True), BatchItem(1, 0, [], True)],
         [BatchItem(0, 0, [1] * 2049, True)],
         [BatchItem(0, 0, [1] * 2000, True), BatchItem(1, 0, [1] * 49, True)],
-        [BatchItem(4, 0, [1], True)],
+        [BatchItem(68, 0, [1], True)],
         [BatchItem(-1, 0, [1], True)],
     ],
 )
@@ -147,13 +151,40 @@ def test_the_real_context_is_told_where_llama_cpp_rounds_it(open_llama: Open) ->
 
 
 @pytest.mark.parametrize(
-    "given", [{"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, {"flash_attn": "off"}, {"threads": 1}]
+    "given", [{"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, {"flash_attn": "off"}, {"n_ubatch": 64}]
 )
 def test_options_reach_llama_cpp(open_llama: Open, given: dict[str, Any]) -> None:
     backend = open_llama(n_ctx=256, **given)
     assert backend.decode([BatchItem(0, 0, [5, 6, 7], True)]) is DecodeOutcome.DONE
     bytes_of_a_number = 34 / 32 if "cache_type_k" in given else 2
     assert backend.info.kv_bytes == pytest.approx(256 * 30 * 2 * 3 * 64 * bytes_of_a_number, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"),
+    [
+        ({"threads": 1}, (1, 1)),
+        ({"threads": 1, "threads_batch": 2}, (1, 2)),
+        ({"threads_batch": 1}, (None, 1)),
+        ({}, (None,) * 2),
+    ],
+)
+def test_decode_and_prefill_have_threads_of_their_own(
+    open_llama: Open, given: dict[str, int], threads: tuple[int | None, int | None]
+) -> None:
+    context = open_llama(n_ctx=256, **given)._context
+    found = (ll.llama_n_threads(context), ll.llama_n_threads_batch(context))
+    assert found == tuple(usable_cores() if count is None else count for count in threads)
+
+
+def test_a_log_that_is_collected_inside_another_leaves_it_whole() -> None:
+    with collected_log() as outer:
+        llama_native._log(2, b"one", None)
+        with collected_log() as inner:
+            llama_native._log(2, b"two", None)
+        llama_native._log(2, b"three", None)
+    assert [line for _, line in outer] == ["one", "three"]
+    assert [line for _, line in inner] == ["two"]
 
 
 def test_closing_twice_does_nothing(demo_model: Path) -> None:
@@ -225,12 +256,3 @@ def test_a_gpu_that_lies_idle_is_a_warning(monkeypatch: pytest.MonkeyPatch, kind
     monkeypatch.setattr(llama_device.ll, "llama_supports_gpu_offload", lambda: True)
     monkeypatch.setattr(llama_device, "device_names", lambda gpu: [])
     assert "driver" in (llama_device.unused_gpu_warning(99) or "")
-
-
-def test_cores_are_no_more_than_the_container_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = tmp_path / "cpu.max"
-    for text, cores in (("150000 100000", 2), ("max 100000", None), ("50000 100000\n", 1), ("nonsense", None)):
-        limits.write_text(text)
-        assert llama_device._container_quota(limits) == cores
-    assert llama_device._container_quota(tmp_path / "none") is None
-    assert llama_device.usable_cores() >= 1

@@ -19,6 +19,8 @@ from worker.constraint import (
     render,
 )
 from worker.llama_backend import LlamaBackend
+from worker.llama_sampler import Grammar
+from worker.llama_vocab import LlamaVocab
 from worker.matcher import Matcher
 
 pytestmark = pytest.mark.model
@@ -354,6 +356,71 @@ def test_a_grammar_is_complete_when_nothing_may_follow(
         sampler.accept(token)
     assert sampler.is_complete is complete
     sampler.close()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "answer"),
+    [
+        (JSON, ""),
+        (JSON, '{"a'),
+        (JSON, '{"a": 1'),
+        (JSON, '{"a": "b"'),
+        ("root ::= [^\\n]* [à-ü] .", " x\u00e9"),
+        ("root ::= ([a-z]+ | [日-本]) <|im_start|> [0-9]", ""),
+        ("root ::= <[777]> <[778]>?", ""),
+        ("root ::= !<[36]>+", ""),
+    ],
+)
+def test_a_mask_is_what_the_tests_of_single_tokens_say(llama: LlamaBackend, grammar: str, answer: str) -> None:
+    vocab = llama.vocab
+    assert isinstance(vocab, LlamaVocab)
+    guide = Grammar(vocab, grammar, "root")
+    for token in vocab.tokenize(answer, parse_special=False):
+        guide.accept(token)
+    row = np.random.default_rng(5).normal(0, 6, vocab.n_tokens).astype(np.float32)
+    row[sorted(vocab.control - vocab.eog - guide.named)] = -np.inf
+    allowed = {token for token in range(vocab.n_tokens) if guide.allows(token)} - set(np.flatnonzero(np.isneginf(row)))
+    masked = guide.masked(row, None)
+    assert set(np.flatnonzero(np.isfinite(masked))) == allowed
+    assert np.array_equal(masked[sorted(allowed)], row[sorted(allowed)])
+    for count in (1, 40):
+        likeliest = sorted(allowed, key=lambda token: (-row[token], token))[:count]
+        masked = guide.masked(row, count)
+        assert set(np.flatnonzero(np.isfinite(masked))) <= allowed
+        assert np.argsort(-masked, kind="stable")[: len(likeliest)].tolist() == likeliest
+    guide.close()
+
+
+def test_a_token_that_is_refused_is_not_taken(llama: LlamaBackend) -> None:
+    vocab = llama.vocab
+    assert isinstance(vocab, LlamaVocab)
+    for guide in (Grammar(vocab, 'root ::= "no!"', "root"), vocab.constraints.matcher(render(Literal("no!")))):
+        yes, no, end = (vocab.tokenize(text, parse_special=False)[0] for text in ("yes", "no", "!"))
+        refused = (yes, end, min(vocab.eog), -1, vocab.n_tokens)
+        assert [guide.take(token) for token in (*refused, no, no, end)] == [False] * 5 + [True, False, True]
+        assert guide.is_complete
+        assert guide.take(min(vocab.eog))
+        guide.close() if isinstance(guide, Grammar) else None
+
+
+def test_a_grammar_names_tokens_by_their_numbers(llama: LlamaBackend) -> None:
+    tokens, end = generate(llama, SamplingParams(grammar="root ::= <[777]> <[778]>?", ignore_eos=True), most=2)
+    assert tokens == [777, 778] and end == "complete"
+    sampler = llama.new_sampler(SamplingParams(grammar="root ::= <[777]> <[778]>?"))
+    sampler.accept(777)
+    assert not sampler.is_complete
+    sampler.close()
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_control_tokens_that_a_grammar_does_not_name_stay_out_of_the_answer(
+    llama: LlamaBackend, ignore_eos: bool
+) -> None:
+    (start,) = llama.vocab.tokenize("<|im_start|>", parse_special=True)
+    params = SamplingParams(
+        grammar="root ::= . [^x]{9} | <|im_end|>", logit_bias=((start, 100.0),), ignore_eos=ignore_eos
+    )
+    assert start not in generate(llama, params)[0]
 
 
 def test_a_free_answer_is_never_complete(llama: LlamaBackend) -> None:

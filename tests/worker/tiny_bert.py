@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tests.worker.gguf_file import write_gguf
 
 WIDTH, INNER, LAYERS, CONTEXT = 64, 128, 2, 128
 CLS, SEP = 2, 3
@@ -35,17 +36,8 @@ _METADATA: dict[str, Any] = {
 
 
 def write_tiny_bert(path: Path) -> Path:
-    """Write the model as a GGUF file. Source of the layout: llama.cpp, `ggml/include/gguf.h`."""
-    infos, data = b"", b""
-    tensors = _tensors()
-    for name, values in tensors.items():
-        sizes = values.shape[::-1]
-        infos += _text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, 0, len(data))
-        data += values.tobytes() + b"\0" * (-values.nbytes % 32)
-    pairs = b"".join(_text(key) + _typed(value) for key, value in _METADATA.items())
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(_METADATA)) + pairs + infos
-    path.write_bytes(head + b"\0" * (-len(head) % 32) + data)
-    return path
+    """Write the model as a GGUF file."""
+    return write_gguf(path, _METADATA, _tensors())
 
 
 def _tensors() -> dict[str, npt.NDArray[np.float32]]:
@@ -67,22 +59,3 @@ def _tensors() -> dict[str, npt.NDArray[np.float32]]:
         name: (draw.normal(0, 0.1, shape) + ("norm.weight" in name)).astype(np.float32)
         for name, shape in shapes.items()
     }
-
-
-def _text(text: str) -> bytes:
-    return struct.pack("<Q", len(text.encode())) + text.encode()
-
-
-def _typed(value: Any) -> bytes:
-    """A value behind the number of its type: 4 uint32, 5 int32, 6 float32, 7 bool, 8 string, 9 array."""
-    if isinstance(value, bool):
-        return struct.pack("<I?", 7, value)
-    if isinstance(value, int):
-        return struct.pack("<II", 4, value)
-    if isinstance(value, float):
-        return struct.pack("<If", 6, value)
-    if isinstance(value, str):
-        return struct.pack("<I", 8) + _text(value)
-    kind = 8 if isinstance(value[0], str) else 5
-    items = [_text(item) if kind == 8 else struct.pack("<i", item) for item in value]
-    return struct.pack("<IIQ", 9, kind, len(items)) + b"".join(items)

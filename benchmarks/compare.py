@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.chat import chat_turns
 from benchmarks.preempt import preempt
 from benchmarks.run import LoadRun, load_command
-from benchmarks.servers import LlamaServer, Server, Slotline, model_path
+from benchmarks.servers import LlamaServer, Server, Slotline, end_on_signal, model_path
 from benchmarks.usage import cpu_by_part, cpu_since
 
 #: A server that is not asked anything may use so much of a core: ours polls its queues.
@@ -79,14 +79,16 @@ NAMES = (*(workload.name for workload in WORKLOADS), CHAT.name, PREEMPT)
 def main() -> None:
     """The command."""
     options = _options()
+    end_on_signal()
     model = model_path(options.model)
     chosen = options.only or NAMES
     rounds: dict[str, list[dict[str, dict[str, Any]]]] = {name: [] for name in chosen}
     size = (model, options.slots, options.n_ctx, options.threads)
     with ExitStack() as stack:
-        servers: list[Server] = [stack.enter_context(Slotline(*size, dict(options.set or ())))]
+        servers: list[Server] = [stack.enter_context(Slotline(*size, dict(options.set)))]
         if options.llama_server is not None and chosen != [PREEMPT]:
-            servers.append(stack.enter_context(LlamaServer(options.llama_server, *size, options.llama_flags.split())))
+            flags, env = options.llama_flags.split(), dict(options.llama_env)
+            servers.append(stack.enter_context(LlamaServer(*size, options.llama_server, flags, env)))
         comparison = Comparison(servers, load_command(options.load_script))
         comparison.warm()
         for number in range(options.rounds):
@@ -184,7 +186,14 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure Slotline and llama.cpp's own server side by side.")
     parser.add_argument("--llama-server", type=Path, help="its binary; left out, Slotline alone is measured")
     parser.add_argument("--llama-flags", default="", help="more flags for it, in one string")
-    parser.add_argument("--set", action="append", type=lambda text: tuple(text.split("=", 1)), metavar="SLOTLINE_X=Y")
+    pair: dict[str, Any] = {
+        "action": "append",
+        "default": [],
+        "type": lambda text: tuple(text.split("=", 1)),
+        "metavar": "NAME=VALUE",
+    }
+    parser.add_argument("--llama-env", **pair, help="a variable of its environment")
+    parser.add_argument("--set", **pair, help="a variable of Slotline's, as in SLOTLINE_FLUSH_S=0.05")
     parser.add_argument("--model", default="demo", help="GGUF file; left out, the demo model")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--n-ctx", type=int, default=16384)

@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 
 from benchmarks.run import LoadRun, load_command
-from benchmarks.servers import Slotline, model_path
+from benchmarks.servers import Slotline, end_on_signal, model_path
 from benchmarks.usage import cpu_by_part, cpu_since
 
 NAMED_THREADS = str(Path(__file__).parent / "named_threads")
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--load-script", type=Path, help="another load generator with the same options")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    end_on_signal()
     model = model_path(options.model)
     flags = ["--concurrency", str(options.callers), "--requests", str(options.requests), "--ignore-eos"]
     flags += ["--max-tokens", str(options.max_tokens)]

@@ -1,6 +1,6 @@
 """Jobs a second: one-token jobs of the scripted model on 32 slots against RQ's `SimpleWorker` on jobs that do nothing.
 
-    python -m benchmarks.jobs --jobs 2000 --rounds 5
+    python -m benchmarks.jobs --jobs 1000 --rounds 5
 
 Both work on one Valkey and take turns. All jobs of a round wait before its clock starts, and it stops when RQ counts
 the last one as finished. Beside it stands the CPU time of a job by part, of the model process by thread (Linux).
@@ -116,7 +116,7 @@ def _root() -> Path:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=2000, help="of a round")
+    parser.add_argument("--jobs", type=int, default=1000, help="of a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
     parser.add_argument("--simple-worker", metavar="URL", help=argparse.SUPPRESS)

@@ -83,11 +83,23 @@ class Server:
 class LlamaServer(Server):
     """llama.cpp's own server."""
 
-    def __init__(self, binary: Path, model: str, slots: int, n_ctx: int, threads: int, flags: Sequence[str]) -> None:
+    def __init__(
+        self,
+        model: str,
+        slots: int,
+        n_ctx: int,
+        threads: int,
+        binary: Path,
+        flags: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         port = free_port()
         command = [str(binary), "-m", model, "-np", str(slots), "-c", str(n_ctx), "-t", str(threads), *flags]
         super().__init__(
-            "llama-server", [*command, "--host", "127.0.0.1", "--port", str(port)], f"http://127.0.0.1:{port}", {}
+            "llama-server",
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            f"http://127.0.0.1:{port}",
+            env or {},
         )
 
 
@@ -119,6 +131,11 @@ class Slotline(Server):
         """End it and remove its data."""
         super().close()
         self._folder.cleanup()
+
+
+def end_on_signal() -> None:
+    """Let SIGTERM end this process as Ctrl-C does, so that the servers end with it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def model_path(name: str) -> str:

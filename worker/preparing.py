@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from redis.exceptions import RedisError
 
 from shared.errors import InternalError, QueueTimeout, SlotlineError
 from shared.jobs import JobStore, request_of
+from shared.stream import Event as LogEvent
 from worker.backend import SamplingParams
 from worker.engine import Engine
 from worker.held import HeldJob, waited_s
@@ -82,27 +82,28 @@ class Preparer:
         waited = waited_s(record)
         prepared = self._intake.prepare(request_of(record), seed_source=f"{record.id}:{record.created_at}")
         limit = prepared.body.queue_timeout_s
-        logged = self._logged_tokens(record.id) if record.attempts > 1 else []
-        generated = tuple(t["token"] for t in logged)
-        may_wait = None if limit is None or generated else limit - waited
+        earlier = self._log(record.id) if record.attempts > 1 else []
+        logged = [t for t in (e.json() for e in earlier if e.name == "token") if t["token"] is not None]
+        # One that had a slot has not come too late, though it may have been displaced before its first token.
+        may_wait = None if limit is None or earlier else limit - waited
         if may_wait is not None and may_wait < 0:
             raise QueueTimeout(f"the job waited longer than its queue_timeout_s of {limit:g} s", "queue_timeout_s")
         request = self._intake.request(
             prepared,
             record.id,
             held.execution.id,
-            generated=generated,
+            generated=[t["token"] for t in logged],
             waited_s=waited,
             start_by=None if may_wait is None else time.monotonic() + may_wait,
         )
         logprobs = tuple(from_json(t["logprobs"]) for t in logged if "logprobs" in t)
         return replace(request, priority=held.priority, rank=held.rank, queue=record.origin, logged_logprobs=logprobs)
 
-    def _logged_tokens(self, job_id: str) -> list[dict[str, Any]]:
-        """The events of the tokens an earlier attempt has generated; an outage of Redis is waited for."""
+    def _log(self, job_id: str) -> list[LogEvent]:
+        """What earlier attempts have logged; an outage of Redis is waited for."""
         while not self._abandon.is_set():
             try:
-                return [t for t in self._store.stream.tokens(job_id) if t["token"] is not None]
+                return list(self._store.stream.replay(job_id))
             except RedisError as error:
                 log.warning("the log of job %s cannot be read, trying again: %s", job_id, error)
                 self._abandon.wait(RETRY_S)

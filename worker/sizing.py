@@ -39,7 +39,7 @@ class Sizes:
 
 
 #: What the scripted model has where nothing is asked for.
-SCRIPTED = Sizes(n_ctx=4096, n_parallel=4)
+SCRIPTED = Sizes(n_ctx=8192, n_parallel=4)
 
 
 @dataclass(frozen=True, slots=True)

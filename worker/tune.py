@@ -152,7 +152,8 @@ def _measure(backend: Backend, settings: WorkerSettings, seconds: float, say: Sa
 
 def _prefill_rate(filled: Filled, clock: Clock, until: float) -> float:
     """Tokens per second of a prompt that fills a pass; of a shorter one if that alone takes too long."""
-    size, rates = MIN_DEPTH, []
+    rates: list[float] = []
+    size = MIN_DEPTH
     while not rates or clock() < until:
         size = min(size, filled.chunk_size)
         filled.fill(0, 0)
@@ -167,7 +168,7 @@ def _prefill_rate(filled: Filled, clock: Clock, until: float) -> float:
 
 
 def _ticks(filled: Filled, clock: Clock, until: float, room: int) -> list[float]:
-    """Seconds of each tick, until the time is over or the slots are full; the first is left out, one is always there."""
+    """Seconds of each tick after the first, until the time is over or the slots are full; at least of one."""
     found: list[float] = []
     filled.decode()
     while not found or (clock() < until and max(filled.lengths) < room):

@@ -27,18 +27,21 @@ def scatter(marks: Sequence[Mark], x_name: str, y_name: str, width: int = 64, he
     for mark in marks:
         share = log(mark.x / low) / log(high / low) if high > low else 0.0
         row = rows[height - 1 - round((height - 1) * mark.y / top)]
-        column = round(share * (width - 1 - len(mark.label)))
+        column = round(share * (width - len(mark.label)))
         while any(cell != " " for cell in row[max(0, column - 1) : column + len(mark.label)]):
             column += 1
         row[column : column + len(mark.label)] = mark.label
     ticks = [f"{top:.0f}", *[""] * (height - 2), "0"]
     ticks[(height - 1) // 2] = f"{top * (height - 1 - (height - 1) // 2) / (height - 1):.0f}"
     margin = max(map(len, ticks))
-    axis = f"{low:.3g}{f'{high:.3g}'.rjust(width - len(f'{low:.3g}'))}"
     return [
         y_name,
         *(f"{tick:>{margin}} |{''.join(row).rstrip()}" for tick, row in zip(ticks, rows, strict=True)),
         f"{'':{margin}} +{'-' * width}",
-        f"{'':{margin}}  {axis}",
+        f"{'':{margin}}  {_number(low)}{_number(high):>{width - len(_number(low))}}",
         f"{'':{margin}}  {x_name:>{width}}",
     ]
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

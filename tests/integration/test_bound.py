@@ -97,7 +97,7 @@ def test_a_plain_call_that_is_dropped_frees_its_slot(web: WebProcess, worker: Wo
 def test_a_call_that_is_dropped_while_it_waits_never_gets_a_slot(
     web: WebProcess, worker: WorkerProcess, jobs: Jobs, stream: bool
 ) -> None:
-    blocker = jobs.submit("block", max_tokens=900)
+    blocker = jobs.submit("block", max_tokens=900, priority="interactive")
     jobs.until(blocker, "running")
     with plain(web, stream=stream):
         job_id = newest(jobs, "queued").id

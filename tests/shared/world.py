@@ -8,6 +8,7 @@ from typing import Any
 
 import redis
 from rq import Queue
+from rq.executions import Execution
 from rq.job import Job, JobStatus
 
 from shared.jobs import JobStore
@@ -57,6 +58,7 @@ class World:
     def record(self, pulled: Pulled, status: JobStatus) -> None:
         """Do to RQ's record what the worker's finaliser does after the commit."""
         job = self.job(pulled.record.id)
+        execution = Execution(pulled.execution, job.id, self.client, worker_name=pulled.record.worker)
         with self.client.pipeline() as pipe:
             if status == JobStatus.FINISHED:
                 job._handle_success(100, pipeline=pipe)
@@ -64,6 +66,7 @@ class World:
             else:
                 job.set_status(status, pipeline=pipe)
                 job._handle_failure("it broke", pipeline=pipe)
+            execution.delete(job=job, pipeline=pipe)
             pipe.lrem("slotline:held:w1", 0, job.id)
             pipe.execute()
 

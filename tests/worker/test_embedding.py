@@ -18,8 +18,9 @@ from worker.backend import BatchItem, Logits, ModelError
 from worker.batching import SlotView, WholePrompts
 from worker.embedding import to_base64, unit
 from worker.fake_backend import N_EMBD, FakeBackend
-from worker.llama_backend import EMBEDDING_BATCH, LlamaBackend
+from worker.llama_backend import LlamaBackend
 from worker.requests import Token
+from worker.sizing import EMBEDDING_BATCH
 
 
 class Embedder(Harness):

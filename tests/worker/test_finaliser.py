@@ -113,7 +113,7 @@ def test_a_result_is_read_back_by_rq(recorder: Recorder, client: redis.Redis) ->
     assert result is not None
     assert (result.worker_name, result.execution_id) == ("w", held.execution.id)
     assert job.ended_at is not None and job.started_at is not None and job.ended_at >= job.started_at
-    assert FinishedJobRegistry(QUEUE, client).get_expiration_time(job) > job.ended_at.replace(tzinfo=None)
+    assert FinishedJobRegistry(QUEUE, client).get_expiration_time(job) > job.ended_at
 
 
 def test_a_job_with_dependents_is_left_to_rq_and_the_others_are_not(recorder: Recorder, client: redis.Redis) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,53 +10,14 @@ import pytest
 import redis
 from rq import Queue
 
-from shared.jobs import JobStore
 from shared.names import JOB_FUNCTION, PRIORITIES, SERIALIZER, live_queues_key, queue_name, web_lease_key
 from shared.schemas import JobRequest
-from shared.settings import WorkerSettings, load
+from tests.worker.beating import Beating
 from worker import heartbeat
-from worker.batching import load_strategy
-from worker.engine import Engine
-from worker.fake_backend import FakeBackend
 from worker.held import HeldJob, hold, orphans
-from worker.intake import Intake
-from worker.preparing import Preparer
-from worker.requests import Ended, Event
-from worker.slot_worker import SlotWorker
 
 QUEUE = queue_name("fake-count", "normal")
 LEASE_S = 5.0
-
-
-class Beating:
-    """A worker whose threads do not run: the test pulls, prepares, ticks and beats."""
-
-    def __init__(self, client: redis.Redis, url: str, lease_s: float = LEASE_S) -> None:
-        settings = load(WorkerSettings, {"model_path": "fake:count", "redis_url": url, "lease_s": lease_s})
-        backend = FakeBackend.from_settings(settings)
-        self.events: list[Event] = []
-        self.client = client
-        self.store = JobStore(client, settings)
-        self.worker = SlotWorker(
-            "w", settings, client, Intake(settings, backend.info, backend.vocab), 8192, os.getppid()
-        )
-        self.engine = Engine(backend, load_strategy("decode_maximal"), self.events.extend)
-        self.worker.connect(self.engine)
-        self.worker.register_birth()
-        intake, say, abandon = self.worker.intake, self.events.extend, threading.Event()
-        self.preparer = self.worker._preparer = Preparer(intake, self.store, self.engine, say, abandon)
-
-    def submit(self, **options: Any) -> str:
-        return self.store.submit(JobRequest(prompt="x", max_tokens=500), "fake-count", **options).job_id
-
-    def pull(self) -> None:
-        """Pull what is there and turn it into requests, as main and intake thread would."""
-        self.worker._pull(self.worker._openings())
-        self.preparer.put(None)  # type: ignore[arg-type]
-        self.preparer._run()
-
-    def ended(self) -> dict[str, str | None]:
-        return {e.request.id: e.finish_reason for e in self.events if isinstance(e, Ended)}
 
 
 @pytest.fixture

@@ -101,11 +101,11 @@ def test_sizes_that_are_asked_for_need_no_look_at_the_model() -> None:
 @pytest.mark.parametrize(
     ("given", "most_slots", "sizes"),
     [
-        ({}, None, Sizes(4096, 4)),
-        ({}, 64, Sizes(4096, 64)),
+        ({}, None, Sizes(8192, 4)),
+        ({}, 64, Sizes(8192, 64)),
         ({"n_ctx": 512}, None, Sizes(512, 4)),
-        ({"n_parallel": 9}, 64, Sizes(4096, 9)),
-        ({"n_batch": 2}, None, Sizes(4096, 2)),
+        ({"n_parallel": 9}, 64, Sizes(8192, 9)),
+        ({"n_batch": 2}, None, Sizes(8192, 2)),
     ],
 )
 def test_the_scripted_model_has_sizes_of_its_own(given: dict[str, Any], most_slots: int | None, sizes: Sizes) -> None:

@@ -143,3 +143,24 @@ def test_penalties_forget_what_is_long_past() -> None:
 def test_a_row_that_nothing_changes_is_not_copied() -> None:
     row = row_of(1)
     assert TokenChooser(SamplingParams(temperature=1.0)).adjust(row) is row
+
+
+@given(
+    st.integers(0, 1000),
+    st.sampled_from([0.0, 0.7, 2.0]),
+    st.integers(0, 30),
+    st.sampled_from([0.3, 0.95, 1.0]),
+    st.sampled_from([0.0, 0.1]),
+)
+def test_only_the_most_likely_tokens_that_it_considers_matter(
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    chooser = TokenChooser(SamplingParams(temperature, top_k, top_p, min_p, seed))
+    row = np.random.default_rng(seed).normal(0, 2, 3000).astype(np.float32)
+    count = chooser.considers
+    assert (count is None) == (temperature > 0 and top_k == 0)
+    if count is not None:
+        cut = np.full_like(row, -np.inf)
+        best = np.argsort(-row, kind="stable")[:count]
+        cut[best] = row[best]
+        assert chooser.choose(cut, 7) == chooser.choose(row, 7)

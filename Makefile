@@ -37,8 +37,11 @@ up: $(VENV)/.demo $(LLAMA)
 		$(if $(REDIS_URL),--redis-url '$(REDIS_URL)') $(if $(DATA_DIR),--data-dir '$(DATA_DIR)') \
 		$(if $(FRESH),--fresh) $(ARGS)
 
+# Three processes, as tests wait more than they compute; ARGS="-n 0" runs all in one. What the tests start need not
+# compile our modules each time, where Python is told to keep no bytecode.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m compileall -q shared slotline webapi worker
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check

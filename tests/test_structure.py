@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -85,16 +86,23 @@ def _imported_by_name(call: ast.Call) -> str | None:
     return argument.value if isinstance(argument, ast.Constant) and isinstance(argument.value, str) else None
 
 
-TREES = {
-    path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8"))
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
-}
-IMPORTS = [found for file, tree in TREES.items() for found in imports_of(tree, file)]
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The source of every module by its path."""
+    return {
+        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8"))
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
+@cache
+def imports() -> list[Import]:
+    return [found for file, tree in trees().items() for found in imports_of(tree, file)]
 
 
 def of(package: str) -> list[Import]:
-    return [found for found in IMPORTS if found.file.startswith(f"{package}/")]
+    return [found for found in imports() if found.file.startswith(f"{package}/")]
 
 
 def told(found: list[Import]) -> str:
@@ -102,8 +110,8 @@ def told(found: list[Import]) -> str:
 
 
 def test_the_source_is_found() -> None:
-    assert {file.split("/")[0] for file in TREES} == set(PACKAGES)
-    assert len(IMPORTS) > 100
+    assert {file.split("/")[0] for file in trees()} == set(PACKAGES)
+    assert len(imports()) > 100
 
 
 @pytest.mark.parametrize(
@@ -159,7 +167,7 @@ def test_the_client_works_with_three_libraries_alone() -> None:
 def test_only_the_llama_modules_touch_ctypes_and_llama_cpp() -> None:
     wrong = [
         found
-        for found in IMPORTS
+        for found in imports()
         if found.top in ("ctypes", "llama_cpp")
         and not found.file.startswith(NATIVE)
         and not (found.file in NATIVE_INSIDE_FUNCTIONS and found.in_function and found.top == "llama_cpp")
@@ -173,12 +181,12 @@ def loaded_with(module: str) -> set[str]:
     ahead = [module]
     while ahead:
         path = ahead.pop().replace(".", "/")
-        file = next((f for f in (f"{path}.py", f"{path}/__init__.py") if f in TREES), None)
+        file = next((f for f in (f"{path}.py", f"{path}/__init__.py") if f in trees()), None)
         if file is None and "/" in path:  # a name in a module
             ahead.append(path.rpartition("/")[0].replace("/", "."))
         elif file is not None and file not in found:
             found.add(file)
-            at_once = [i for i in IMPORTS if i.file == file and not i.in_function and not i.for_typing]
+            at_once = [i for i in imports() if i.file == file and not i.in_function and not i.for_typing]
             ahead += [i.module for i in at_once]
     return found
 
@@ -194,14 +202,14 @@ def test_the_worker_starts_without_llama_cpp(module: str) -> None:
 @pytest.mark.parametrize("file", ["engine", "slots", "batching", "prefix_cache", "requests", "text", "token_choice"])
 def test_what_a_tick_is_made_of_knows_neither_redis_nor_rq(file: str) -> None:
     never = ("redis", "rq", "shared.jobs", "shared.stream", "shared.connection", "shared.registry", "shared.ask")
-    found_in = [found for found in IMPORTS if found.file == f"worker/{file}.py"]
+    found_in = [found for found in imports() if found.file == f"worker/{file}.py"]
     wrong = [found for found in found_in if f"{found.module}.".startswith(tuple(f"{name}." for name in never))]
-    assert f"worker/{file}.py" in TREES
+    assert f"worker/{file}.py" in trees()
     assert not wrong, told(wrong)
 
 
 def test_nobody_imports_pickle_or_its_like() -> None:
-    wrong = [found for found in IMPORTS if found.top in UNSAFE or "Pickle" in found.module]
+    wrong = [found for found in imports() if found.top in UNSAFE or "Pickle" in found.module]
     assert not wrong, told(wrong)
 
 
@@ -210,7 +218,7 @@ def test_every_rq_object_with_a_serializer_is_told_ours() -> None:
     takes = {"Job.fetch", "Job.create", "Job.fetch_many", "Queue", "RQScheduler", "CanceledJobRegistry", "Job"}
     wrong = [
         f"{file}:{node.lineno} {ast.unparse(node)[:80]}"
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in takes
@@ -224,7 +232,7 @@ def test_every_rq_object_with_a_serializer_is_told_ours() -> None:
 def test_the_environment_is_read_only_where_settings_and_child_processes_begin() -> None:
     readers = {
         file
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         for node in ast.walk(tree)
         if (isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.environb", "os.getenv"))
         or (isinstance(node, ast.ImportFrom) and node.module == "os" and "env" in ast.unparse(node))
@@ -234,4 +242,4 @@ def test_the_environment_is_read_only_where_settings_and_child_processes_begin()
 
 def test_no_module_is_called_a_heap_of_helpers() -> None:
     heaps = {"utils", "helpers", "common", "misc", "util"}
-    assert not [file for file in TREES if Path(file).stem in heaps]
+    assert not [file for file in trees() if Path(file).stem in heaps]

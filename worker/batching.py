@@ -1,7 +1,8 @@
 """How the tokens of one tick are shared out among the slots.
 
-A strategy is pure: views of the slots and a token budget in, a plan out. Bring your own by a dotted path to a
-class without arguments that has `plan`.
+A strategy has no way back to the engine: views of the slots and a token budget in, a plan out. One that has a method
+`observe(plan, views, ms)` is also told how long each pass took. Bring your own by a dotted path to a class without
+arguments that has `plan`.
 """
 
 from __future__ import annotations
@@ -73,14 +74,6 @@ class BatchStrategy(Protocol):
         ...
 
 
-class LearningStrategy(BatchStrategy, Protocol):
-    """A strategy that wants to know how long its ticks took."""
-
-    def observe(self, plan: BatchPlan, views: Sequence[SlotView], ms: float) -> None:
-        """A pass over `plan`, which was made from `views`, took `ms` milliseconds."""
-        ...
-
-
 class DecodeMaximal:
     """One token for every decoding slot, then prefill chunks as far as the budget goes.
 
@@ -138,7 +131,7 @@ class Adaptive:
         return _plan(items, _fill(prefill, rest))
 
     def observe(self, plan: BatchPlan, views: Sequence[SlotView], ms: float) -> None:
-        """Learn from a pass that was done; see `LearningStrategy`."""
+        """Learn from a pass over `plan`, which was made from `views`, that took `ms` milliseconds."""
         decoding = {view.slot for view in views if view.is_decoding}
         decode = sum(item.slot in decoding for item in plan.items)
         self._cost.learn(decode, plan.tokens - decode, ms)

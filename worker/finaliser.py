@@ -29,7 +29,7 @@ from rq.utils import now, utcformat
 from shared.errors import from_dict
 from shared.jobs import JobStore
 from shared.lua import script
-from shared.names import SERIALIZER, doorbell_key, held_key, split_queue_name
+from shared.names import SERIALIZER, doorbell_key, held_key, job_key, split_queue_name
 from worker.held import HeldJob
 
 log = logging.getLogger("slotline.finaliser")
@@ -98,7 +98,7 @@ class Finaliser:
         handed_back: list[Outcome] = []
         others: list[Outcome] = []
         for outcome in outcomes:
-            if outcome.kind == "completed" and self._is_plain(outcome.held.job):
+            if outcome.kind == "completed" and _is_plain(outcome.held):
                 completed.append(outcome)
             else:
                 (handed_back if outcome.kind == "handed_back" else others).append(outcome)
@@ -138,22 +138,14 @@ class Finaliser:
         moment = now()
         args: list[Any] = [self._worker.name, utcformat(moment), moment.timestamp()]
         for outcome in outcomes:
-            job, execution = outcome.held.job, outcome.held.execution
-            job.ended_at, job._result = moment, outcome.final
+            held, execution = outcome.held, outcome.held.execution
             result = b64encode(SERIALIZER.dumps(outcome.final))
-            args += (job.id, execution.id, job.origin, execution.created_at.timestamp(), result, self._ttl_s(job))
+            began_s = execution.created_at.timestamp()
+            args += (held.id, execution.id, held.record.origin, began_s, result, held.result_ttl_s)
         replies = self._record_all(keys=[held_key(self._worker.name), self._worker.key], args=args)
         for outcome, reply in zip(outcomes, replies, strict=True):
             if reply == b"dependents":
                 self._record_one([outcome])
-
-    def _ttl_s(self, job: Job) -> int:
-        """How long RQ keeps a job's result; below 0 for ever."""
-        return int(job.get_result_ttl(self._worker.default_result_ttl))
-
-    def _is_plain(self, job: Job) -> bool:
-        """Whether recording that the job completed is no more than the script does."""
-        return not job.repeats_left and not job.has_rate_limit and self._ttl_s(job) != 0
 
     def _are_due(self, outcomes: list[Outcome]) -> list[bool]:
         """Whether the jobs are still as the commit left them.
@@ -163,7 +155,7 @@ class Finaliser:
         """
         pipe = self._connection.pipeline(transaction=False)
         for o in outcomes:
-            pipe.hmget(o.held.job.key, "status", "sl_exec")
+            pipe.hmget(job_key(o.held.id), "status", "sl_exec")
         due = []
         for o, (status, owner) in zip(outcomes, pipe.execute(), strict=True):
             open_ = {b"started", b"canceled", b"stopped"} if o.kind in ("cancelled", "stopped") else {b"started"}
@@ -279,6 +271,8 @@ class Finaliser:
     # --- callbacks and webhooks of RQ users ---
 
     def _call_back(self, outcome: Outcome) -> None:
+        if outcome.held.is_ours:
+            return
         job = outcome.held.job
         wanted = {
             "completed": job._success_callback_name,
@@ -293,6 +287,7 @@ class Finaliser:
         job, penalty = outcome.held.job, TimerDeathPenalty
         try:
             if outcome.kind == "completed":
+                job.ended_at, job._result = job.ended_at or now(), outcome.final
                 execute_success_callback(job, penalty, outcome.final)
                 job.send_webhooks(JobStatus.FINISHED)
             elif outcome.kind == "failed":
@@ -303,3 +298,10 @@ class Finaliser:
                 execute_stopped_callback(job, penalty)
         except Exception:
             log.exception("a callback of job %s failed", job.id)
+
+
+def _is_plain(held: HeldJob) -> bool:
+    """Whether recording that the job completed is no more than the script does."""
+    if held.result_ttl_s == 0:
+        return False
+    return held.is_ours or not (held.job.repeats_left or held.job.has_rate_limit)

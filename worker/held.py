@@ -24,25 +24,50 @@ log = logging.getLogger("slotline.worker")
 
 @dataclass(slots=True, eq=False)
 class HeldJob:
-    """A job as RQ's objects, and as we read it.
+    """A job as we read it, and as RQ's objects.
 
     Attributes:
+        raw: its hash in Redis.
+        result_ttl_s, failure_ttl_s: how long its record is kept after its end, below 0 for ever. RQ's own defaults
+            drop results after 500 s and keep failures for a year.
         rank: the priority whose order it was taken in, as its place in `PRIORITIES`.
         is_orphaned: the web process whose caller waits for it was gone when it was pulled.
         stopped: set by RQ's stop-execution command.
     """
 
     record: JobRecord
-    job: Job
     execution: Execution
+    raw: dict[bytes, bytes]
+    result_ttl_s: int
+    failure_ttl_s: int
     rank: int = 1
     is_orphaned: bool = False
     stopped: bool = False
+    _job: Job | None = None
 
     @property
     def id(self) -> str:
         """The job's id."""
         return self.record.id
+
+    @property
+    def job(self) -> Job:
+        """RQ's object, which few jobs need: making it takes as long as a tenth of all else that is done for a job.
+
+        Raises:
+            Exception: RQ cannot read the hash, which somebody has written by hand.
+        """
+        if self._job is None:
+            job = Job(self.id, connection=self.execution.connection, serializer=SERIALIZER)
+            job.restore(self.raw)
+            job.result_ttl, job.failure_ttl = self.result_ttl_s, self.failure_ttl_s
+            self._job = job
+        return self._job
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was submitted by us: it has none of what only RQ's users can give a job, such as callbacks."""
+        return self.record.fingerprint is not None
 
     @property
     def priority(self) -> int:
@@ -67,14 +92,31 @@ def hold(
     held = []
     for p in pulled:
         execution = Execution(p.execution, p.record.id, connection, worker_name=worker)
-        try:
-            job = _restore(p, connection, settings)
-        except Exception as error:
-            log.exception("job %s cannot be read and is failed", p.record.id)
+        ttl_s, failure_ttl_s = p.record.result_ttl_s, p.record.failure_ttl_s
+        job = HeldJob(
+            p.record,
+            execution,
+            p.raw,
+            settings.result_ttl_s if ttl_s is None else ttl_s,
+            settings.failure_ttl_s if failure_ttl_s is None else failure_ttl_s,
+            p.rank,
+            find_orphans and p.is_orphaned,
+        )
+        if not job.is_ours and (error := _unreadable(job)) is not None:
+            log.error("job %s cannot be read and is failed", p.record.id, exc_info=error)
             _fail_unreadable(p.record, f"the job's record cannot be read: {error}", execution)
         else:
-            held.append(HeldJob(p.record, job, execution, p.rank, find_orphans and p.is_orphaned))
+            held.append(job)
     return held
+
+
+def _unreadable(held: HeldJob) -> Exception | None:
+    """Why RQ cannot read a job; None if it can."""
+    try:
+        _ = held.job
+    except Exception as error:
+        return error
+    return None
 
 
 def ask_for_leases(jobs: Iterable[HeldJob], pipe: Any) -> list[str]:
@@ -89,15 +131,6 @@ def orphans(jobs: Iterable[HeldJob], webs: list[str], replies: list[Any]) -> lis
     """The jobs whose web process has no lease, by the replies to a pipeline that ended with `ask_for_leases`."""
     gone = {web for web, lives in zip(reversed(webs), reversed(replies), strict=False) if not lives}
     return [held for held in jobs if held.record.bound in gone]
-
-
-def _restore(pulled: Pulled, connection: Any, settings: Settings) -> Job:
-    job = Job(pulled.record.id, connection=connection, serializer=SERIALIZER)
-    job.restore(pulled.raw)
-    # RQ's own defaults drop results after 500 s and keep failures for a year.
-    job.result_ttl = settings.result_ttl_s if job.result_ttl is None else job.result_ttl
-    job.failure_ttl = settings.failure_ttl_s if job.failure_ttl is None else job.failure_ttl
-    return job
 
 
 def _fail_unreadable(record: JobRecord, message: str, execution: Execution) -> None:

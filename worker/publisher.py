@@ -161,7 +161,7 @@ class Publisher:
 
 
 def _is_tried_again(end: Ended, held: HeldJob) -> bool:
-    return end.error is not None and end.error.retryable and bool(held.job.should_retry)
+    return end.error is not None and end.error.retryable and held.record.retries_left > 0
 
 
 def _outcome(held: HeldJob, final: dict[str, Any]) -> Outcome:
@@ -225,8 +225,8 @@ def _end(end: Ended, held: HeldJob, final: dict[str, Any], tail: str) -> End:
 
 def _ttl_s(held: HeldJob, status: str) -> int | None:
     """How long the record is kept; None for ever (RQ: below 0)."""
-    ttl = held.job.failure_ttl if status == "failed" else held.job.result_ttl
-    return ttl if ttl is not None and ttl >= 0 else None
+    ttl_s = held.failure_ttl_s if status == "failed" else held.result_ttl_s
+    return ttl_s if ttl_s >= 0 else None
 
 
 def _final(end: Ended, held: HeldJob, cancelled: bool = False) -> dict[str, Any]:

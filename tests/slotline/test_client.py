@@ -23,7 +23,7 @@ def test_generate_gives_the_text_and_what_belongs_to_it(server: ScriptedServer, 
 def test_generate_that_takes_too_long_names_the_job_and_leaves_it_alone(server: ScriptedServer, api: Client) -> None:
     server.on("GET", EVENTS, events(STARTED, token(0), lambda handler: handler.reader_left()))
     with pytest.raises(ResultTimeout, match=r"job1 did not end within .* it lives on") as caught:
-        api.generate("hello", timeout=0.3)
+        api.generate("hello", timeout=0.8)
     assert caught.value.job_id == "job1"
     assert [asked.method for asked in server.asked] == ["POST", "GET"]
 

@@ -122,8 +122,8 @@ def test_closing_cancels_what_is_under_way(api: Client, server: ScriptedServer, 
     replies(make)
     results = api.map(["first", "x", "y"])
     assert str(next(results)) == "first"
-    assert waiting.acquire(timeout=10)
-    assert waiting.acquire(timeout=10)
+    assert waiting.acquire(timeout=30)
+    assert waiting.acquire(timeout=30)
     results.close()
     ids = {asked.body["id"] for asked in server.asked_for("/v1/jobs") if asked.body["prompt"] != "first"}
     cancelled = {asked.path.split("/")[3] for asked in server.asked if asked.path.endswith("/cancel")}

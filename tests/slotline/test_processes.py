@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -13,6 +12,7 @@ from slotline.up import processes
 from slotline.up.leftovers import MARK, find_marked, mark
 from slotline.up.processes import Child
 from slotline.up.stopping import Stopper
+from tests.processes import eventually
 
 WEB = """
 import os, signal, subprocess, sys, time
@@ -57,7 +57,7 @@ class World:
         return child
 
     def line(self) -> str:
-        return self.lines.get(timeout=20)
+        return self.lines.get(timeout=60)
 
     def take(self, wait_s: float) -> object:
         try:
@@ -81,12 +81,9 @@ def ready(world: World) -> None:
         pass
 
 
-def offspring_is_there(world: World) -> bool:
+def wait_for_offspring(world: World) -> None:
     """A process that has just been started shows its environment a moment later."""
-    deadline = time.monotonic() + 10
-    while len(find_marked(world.path)) < 2 and time.monotonic() < deadline:
-        pass
-    return len(find_marked(world.path)) == 2
+    eventually(lambda: len(find_marked(world.path)) == 2, "the child has started another")
 
 
 def test_its_lines_are_passed_on_and_its_end_is_told(world: World) -> None:
@@ -155,7 +152,7 @@ def test_a_second_signal_asks_it_again_and_so_the_next_child(world: World) -> No
 def test_one_that_does_not_stop_in_time_is_ended_with_all_it_has_started(world: World) -> None:
     child = world.start(SIGNALS="99", OFFSPRING="1")
     ready(world)
-    assert offspring_is_there(world)
+    wait_for_offspring(world)
     stop, said = stopper(world)
     stop.stop(child, 0.2)
     assert child.status == -signal.SIGKILL
@@ -166,7 +163,7 @@ def test_one_that_does_not_stop_in_time_is_ended_with_all_it_has_started(world: 
 def test_what_a_stopped_child_leaves_behind_is_ended(world: World) -> None:
     child = world.start(OFFSPRING="1")
     ready(world)
-    assert offspring_is_there(world)
+    wait_for_offspring(world)
     stop, _ = stopper(world)
     stop.stop(child, 20)
     assert find_marked(world.path) == []

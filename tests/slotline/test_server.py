@@ -78,6 +78,6 @@ def test_it_can_be_started_where_it_was(start) -> None:
 def test_one_that_cannot_start_says_why(start, tmp_path: Path) -> None:
     taken = start().port
     failed = start_server(tmp_path / "second", port=taken)
-    assert failed.process.wait(timeout=10) == 1
+    assert failed.process.wait(timeout=30) == 1
     assert "listen" in last_words(tmp_path / "second").lower()
     assert last_words(tmp_path / "third") == "it left no log"

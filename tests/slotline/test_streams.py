@@ -97,9 +97,9 @@ def test_a_hole_that_stays_is_an_error_and_never_skipped(server: ScriptedServer,
 
 def test_no_token_in_time_ends_the_wait_and_not_the_job(server: ScriptedServer, api: Client) -> None:
     server.on("GET", EVENTS, events(STARTED, token(0), COMMENT, left), events(token(1), done()))
-    stream = api.stream("hello", timeout=0.3)
+    stream = api.stream("hello", timeout=0.8)
     next(stream)
-    with pytest.raises(StreamTimeout, match=r"within 0\.3 s; the job lives on") as caught:
+    with pytest.raises(StreamTimeout, match=r"within 0\.8 s; the job lives on") as caught:
         next(stream)
     assert caught.value.job_id == "job1"
     assert isinstance(caught.value, TimeoutError)
@@ -127,25 +127,25 @@ def test_the_wait_for_the_first_token_counts_from_the_start_of_the_job(server: S
 def test_a_start_that_is_told_again_after_a_reconnect_gives_no_more_time(server: ScriptedServer, api: Client) -> None:
     server.on("GET", EVENTS, events(STARTED, lambda handler: threading.Event().wait(0.1)))
     with pytest.raises(StreamTimeout):
-        next(api.stream("hello", timeout=0.4))
+        next(api.stream("hello", timeout=0.8))
     assert len(server.asked_for(EVENTS)) > 1
 
 
 def test_a_job_taken_up_by_another_worker_gets_its_time_anew(server: ScriptedServer, api: Client) -> None:
     def slow(handler: Handler) -> None:
         for attempt in range(2, 5):
-            threading.Event().wait(0.2)
+            threading.Event().wait(0.3)
             handler.write(frame("resumed", {"attempt": attempt}))
 
     server.on("GET", EVENTS, events(STARTED, slow, token(0), done()))
-    assert [t.index for t in api.stream("hello", timeout=0.4)] == [0]
+    assert [t.index for t in api.stream("hello", timeout=0.85)] == [0]
 
 
 def test_a_slow_reader_is_not_late(server: ScriptedServer, api: Client) -> None:
     server.on("GET", EVENTS, events(STARTED, token(0), token(1), done()))
-    stream = api.stream("hello", timeout=0.2)
+    stream = api.stream("hello", timeout=0.8)
     next(stream)
-    threading.Event().wait(0.4)
+    threading.Event().wait(0.9)
     assert [t.index for t in stream] == [1]
 
 
@@ -195,13 +195,13 @@ def test_leaving_early_closes_the_connection(server: ScriptedServer, api: Client
 
     server.on("GET", EVENTS, events(STARTED, token(0), wait_for_leave))
     leave(api.stream("hello"), api)
-    assert gone.wait(5)
+    assert gone.wait(30)
 
 
 def test_a_server_that_is_away_is_looked_for_and_then_given_up(
     server: ScriptedServer, api: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "RECONNECT_S", 0.3)
+    monkeypatch.setattr(follow, "RECONNECT_S", 0.8)
     server.on("GET", EVENTS, events(STARTED, token(0), then=Handler.drop), Handler.drop)
     stream = api.stream("hello")
     next(stream)

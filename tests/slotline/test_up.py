@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from slotline import Client
 from slotline.home import STATE_FILE
 from slotline.up.leftovers import find_marked
 from slotline.up.server import find_server
+from tests.processes import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -63,19 +63,23 @@ class Running:
     def output(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for(self, text: str, times: int = 1) -> str:
-        """The line in which a text comes for the so-manieth time."""
+    def wait_for(self, text: str, after: int = 0) -> str:
+        """The first line with a text, those before line `after` left out."""
 
-        def found() -> list[str]:
-            return [line for line in self.lines if text in line]
+        def found() -> str | None:
+            return next((line for line in self.lines[after:] if text in line), None)
 
         with self._news:
-            self._news.wait_for(lambda: len(found()) >= times or self._over, timeout=60)
-            assert len(found()) >= times, f"{text!r} never came:\n{self.output}"
-            return found()[times - 1]
+            line = self._news.wait_for(lambda: found() or self._over, timeout=90)
+            assert isinstance(line, str), f"{text!r} never came:\n{self.output}"
+            return line
 
     def ready(self) -> Client:
         return Client(re.search(r"http://\S+\d", self.wait_for(READY))[0])
+
+    def pid(self, side: str) -> int:
+        """The process that runs a side now; one that was started again is in the state a moment later."""
+        return self.state()["processes"][side]["pid"]
 
     def state(self) -> dict:
         return json.loads((self.directory / STATE_FILE).read_text())
@@ -85,7 +89,7 @@ class Running:
         return self.ended()
 
     def ended(self) -> int:
-        status = self.process.wait(timeout=60)
+        status = self.process.wait(timeout=90)
         self._thread.join(timeout=60)
         return status
 
@@ -116,10 +120,21 @@ def up(own_home: Path) -> Iterator[Callable[..., Running]]:
 ECHO = ("--model", "fake:echo", "--port", "0")
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One that is left running by every test that has it."""
+    running = Running(tmp_path_factory.mktemp("up") / "data", *ECHO)
+    try:
+        yield running
+        assert running.stop() == 0
+    finally:
+        running.close()
+
+
 def pasted(running: Running) -> subprocess.CompletedProcess[str]:
     """Run the commands that were printed, as a shell would."""
-    running.wait_for("Ctrl-C stops everything")
-    lines = [line for line in running.lines if line.startswith("  ")]
+    end = running.lines.index(running.wait_for("Ctrl-C stops everything"))
+    lines = [line for line in running.lines[:end] if line.startswith("  ")]
     env = os.environ | {"SLOTLINE_DATA_DIR": str(running.directory)}
     script = "set -eu\n" + "\n".join(lines)
     return subprocess.run(
@@ -137,7 +152,7 @@ def test_the_whole_life_of_it(up, own_home: Path) -> None:
         assert api.generate("hello there", temperature=0).text == "hello there"
         assert api.stats()["workers"][0]["n_parallel"] == 2
         done = api.submit("keep me", temperature=0)
-        assert done.result(10).text == "keep me"
+        assert done.result(60).text == "keep me"
     assert "worker | " in running.wait_for("serving fake-echo")
     with Client() as found:  # by the state file
         assert found.base_url == running.state()["url"]
@@ -172,17 +187,15 @@ def test_the_whole_life_of_it(up, own_home: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the commands use curl")
-def test_the_printed_commands_can_be_pasted(up) -> None:
-    running = up(*ECHO)
-    ran = pasted(running)
+def test_the_printed_commands_can_be_pasted(shared: Running) -> None:
+    ran = pasted(shared)
     assert ran.returncode == 0
     assert all(line.startswith("slotline: ") for line in ran.stderr.splitlines())
-    rows = (running.directory / "answers.jsonl").read_text().splitlines()
+    rows = (shared.directory / "answers.jsonl").read_text().splitlines()
     assert rows and all(json.loads(row)["error"] is None for row in rows)
     assert '"object":"job"' in ran.stdout.replace(": ", ":")
     assert "event: token\nid: 0\n" in ran.stdout
     assert "event: done\nid: end\n" in ran.stdout
-    assert running.stop() == 0
 
 
 def test_one_that_was_killed_is_cleared_up_after_and_its_jobs_go_on(up, own_home: Path) -> None:
@@ -190,7 +203,7 @@ def test_one_that_was_killed_is_cleared_up_after_and_its_jobs_go_on(up, own_home
     with killed.ready() as api:
         running = api.submit("x", max_tokens=100, temperature=0)
         waiting = api.submit("y", max_tokens=3, temperature=0)
-        next(iter(running.stream(20)))
+        next(iter(running.stream(60)))
     before = killed.state()
     killed.process.kill()
     killed.process.wait()
@@ -201,10 +214,10 @@ def test_one_that_was_killed_is_cleared_up_after_and_its_jobs_go_on(up, own_home
     running_again.wait_for("that an earlier `slotline up` left behind")
     running_again.wait_for("taking over the Valkey that was left running")
     with running_again.ready() as api:
-        assert api.job(running.id).result(30).text.startswith("1 2 3 4 ")
-        assert api.job(waiting.id).result(30).text == "1 2"
+        assert api.job(running.id).result(60).text.startswith("1 2 3 4 ")
+        assert api.job(waiting.id).result(60).text == "1 2"
     assert not left & {process.pid for process in find_marked(own_home)}
-    assert running_again.state()["processes"]["redis"]["pid"] == before["processes"]["redis"]["pid"]
+    assert running_again.pid("redis") == before["processes"]["redis"]["pid"]
     assert running_again.stop() == 0
     assert nothing_is_left(own_home)
 
@@ -214,7 +227,7 @@ def test_a_second_signal_hands_running_jobs_back_at_once(up, own_home: Path) -> 
     running = up("--model", "fake:count:0.05", "--port", "0", SLOTLINE_DRAIN_S="600")
     with running.ready() as api:
         job = api.submit("x", max_tokens=4000, temperature=0)
-        next(iter(job.stream(20)))
+        next(iter(job.stream(60)))
     running.process.send_signal(signal.SIGINT)
     running.wait_for("stopping the worker")
     assert running.stop() == 0
@@ -230,26 +243,24 @@ def test_a_second_signal_hands_running_jobs_back_at_once(up, own_home: Path) -> 
 @pytest.mark.parametrize(
     ("side", "word"), [("web", "listening on"), ("batches", "runs batches"), ("worker", "serving fake-echo")]
 )
-def test_a_side_that_dies_is_started_again(up, side: str, word: str) -> None:
-    running = up(*ECHO)
-    with running.ready() as api:
-        psutil.Process(running.state()["processes"][side]["pid"]).kill()
-        running.wait_for(f"{side} ended with status -9; it starts again in 1 s")
-        running.wait_for(word, times=2)
-        assert api.generate("still here", temperature=0, timeout=30).text == "still here"
-    assert running.stop() == 0
+def test_a_side_that_dies_is_started_again(shared: Running, side: str, word: str) -> None:
+    with shared.ready() as api:
+        seen = len(shared.lines)
+        psutil.Process(shared.pid(side)).kill()
+        shared.wait_for(f"{side} ended with status -9; it starts again in 1 s", seen)
+        shared.wait_for(word, seen)
+        assert api.generate("still here", temperature=0, timeout=60).text == "still here"
 
 
-def test_a_valkey_that_dies_is_started_again_with_its_data(up) -> None:
-    running = up(*ECHO)
-    with running.ready() as api:
+def test_a_valkey_that_dies_is_started_again_with_its_data(shared: Running) -> None:
+    with shared.ready() as api:
         done = api.submit("a", temperature=0)
-        done.result(20)
-        psutil.Process(running.state()["processes"]["redis"]["pid"]).kill()
-        running.wait_for("starting Valkey", times=2)
+        done.result(60)
+        seen = len(shared.lines)
+        psutil.Process(shared.pid("redis")).kill()
+        shared.wait_for("starting Valkey", seen)
         assert api.generate("b", temperature=0, timeout=60).text == "b"
         assert done.status() == "completed"
-    assert running.stop() == 0
 
 
 def test_a_model_that_is_none_ends_everything_with_its_message(up, own_home: Path, tmp_path: Path) -> None:
@@ -284,7 +295,7 @@ def test_a_redis_that_is_given_is_used_and_left_running(up, own_home: Path, valk
     running = up(*ECHO, "--redis-url", valkey)
     with running.ready() as api:
         job = api.submit("a", temperature=0)
-        job.result(20)
+        job.result(60)
     assert running.state()["redis_url"] == valkey
     assert "redis" not in running.state()["processes"]
     assert running.stop() == 0
@@ -299,30 +310,27 @@ def test_a_redis_that_is_not_there_is_one_line(up, own_home: Path) -> None:
     assert running.output.startswith("slotline: no answer from Redis at 127.0.0.1:9")
 
 
-def test_another_side_can_be_added_without_naming_the_redis(up, own_home: Path) -> None:
-    running = up(*ECHO)
-    with running.ready() as api:
+def test_another_side_can_be_added_without_naming_the_redis(shared: Running) -> None:
+    env = os.environ | {"SLOTLINE_DATA_DIR": str(shared.directory)}
+
+    def command(*args: str) -> list[str]:
+        return [sys.executable, "-m", "slotline", *args]
+
+    with shared.ready() as api:
         extra = subprocess.Popen(
-            [sys.executable, "-m", "slotline", "worker", "--model", "fake:echo", "--n-parallel", "1"],
+            command("worker", "--model", "fake:echo", "--n-parallel", "1"),
             cwd=ROOT,
-            env={**os.environ, "SLOTLINE_DATA_DIR": str(own_home)},
+            env=env,
             stderr=subprocess.PIPE,
             text=True,
         )
         try:
             assert extra.stderr.readline() == "slotline: using the Redis of the running `slotline up`\n"
             assert "serving fake-echo" in extra.stderr.readline()
-            deadline = time.monotonic() + 20
-            while len(api.stats()["workers"]) < 2:
-                assert time.monotonic() < deadline
-            check = [sys.executable, "-m", "slotline", "worker", "--model", "fake:echo", "--check"]
-            well = subprocess.run(check, cwd=ROOT, env={**os.environ, "SLOTLINE_DATA_DIR": str(own_home)}, check=False)
-            assert well.returncode == 0
-            check = [sys.executable, "-m", "slotline", "batches", "--check"]
-            well = subprocess.run(check, cwd=ROOT, env={**os.environ, "SLOTLINE_DATA_DIR": str(own_home)}, check=False)
-            assert well.returncode == 0
+            eventually(lambda: 1 in [worker["n_parallel"] for worker in api.stats()["workers"]], "it shows itself")
+            for check in (["worker", "--model", "fake:echo", "--check"], ["batches", "--check"]):
+                assert subprocess.run(command(*check), cwd=ROOT, env=env, check=False).returncode == 0
         finally:
             extra.terminate()
-            extra.communicate(timeout=30)
+            extra.communicate(timeout=60)
         assert extra.returncode == 0
-    assert running.stop() == 0

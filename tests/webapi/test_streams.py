@@ -13,7 +13,7 @@ from shared.connection import connect
 from shared.errors import RedisUnavailable, Unavailable
 from shared.names import events_key
 from shared.settings import Settings
-from shared.stream import Event, dumps
+from shared.stream import Event, EventId, dumps
 from tests.webapi.conftest import web_settings
 from webapi import streams, subscription
 from webapi.streams import Hub
@@ -112,6 +112,17 @@ def test_a_job_with_an_id_of_another_hub_is_followed_too(hub: Hub, client: redis
     other.close()
 
 
+def test_a_reader_that_empties_its_queue_while_it_is_filled_is_woken_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "QUEUE_LIMIT", 100_000)
+    reader = Subscription("a", lambda _: None)
+    events = [Event(EventId.of_token(index), "token", "{}") for index in range(20_000)]
+    filling = threading.Thread(target=lambda: [reader.offer(event) for event in events])
+    filling.start()
+    assert [reader.get(30) for _ in events] == events
+    filling.join()
+    assert reader.get(0) is Notice.SILENCE
+
+
 def test_a_lost_connection_is_a_gap_for_jobs_with_ids_of_the_hub_too(hub: Hub, client: redis.Redis) -> None:
     job_id = hub.new_id()
     reader = hub.open(job_id)
@@ -130,6 +141,17 @@ def test_a_slow_reader_gets_a_gap_and_the_others_everything(
         publish(client, "a", index)
         assert indices(quick, 1) == [index]
     assert slow.get(5) is Notice.GAP
+
+
+def test_a_reader_that_empties_its_queue_while_it_is_filled_is_woken_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "QUEUE_LIMIT", 100_000)
+    reader = Subscription("a", lambda _: None)
+    events = [Event(EventId.of_token(index), "token", "{}") for index in range(20_000)]
+    filling = threading.Thread(target=lambda: [reader.offer(event) for event in events])
+    filling.start()
+    assert [reader.get(30) for _ in events] == events
+    filling.join()
+    assert reader.get(0) is Notice.SILENCE
 
 
 def test_a_lost_connection_is_a_gap_and_is_made_again(hub: Hub, client: redis.Redis) -> None:

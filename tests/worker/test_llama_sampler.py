@@ -400,7 +400,8 @@ def test_a_token_that_is_refused_is_not_taken(llama: LlamaBackend) -> None:
         assert [guide.take(token) for token in (*refused, no, no, end)] == [False] * 5 + [True, False, True]
         assert guide.is_complete
         assert guide.take(min(vocab.eog))
-        guide.close() if isinstance(guide, Grammar) else None
+        if isinstance(guide, Grammar):
+            guide.close()
 
 
 def test_a_grammar_names_tokens_by_their_numbers(llama: LlamaBackend) -> None:

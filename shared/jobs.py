@@ -6,7 +6,6 @@ Every change of a job's state is one script, so that no crash leaves it half don
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -264,4 +263,4 @@ def request_of(record: JobRecord) -> dict[str, Any]:
     given = args[0] if args else kwargs.get("request", kwargs)
     if len(args) > 1 or not isinstance(given, dict):
         raise InvalidRequest(f"{JOB_FUNCTION!r} takes one argument, the generation request as a dictionary")
-    return json.loads(json.dumps(given))  # type: ignore[no-any-return]
+    return given

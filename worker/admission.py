@@ -43,7 +43,7 @@ def has_room(request: Request, match: Match, beside: Sequence[Slot], cache: Pref
     return held + sum(slot.need for slot in beside) + request.reserve - match.expected <= cache.cells
 
 
-def to_displace(request: Request, match: Match, pool: SlotPool, cache: PrefixCache) -> list[Slot] | None:
+def to_displace(request: Request, pool: SlotPool, cache: PrefixCache) -> list[Slot] | None:
     """The fewest slots to take from less urgent requests so that a request can start: the least urgent and youngest.
 
     Empty if it can start as it is, None if it cannot start at all for now.
@@ -53,6 +53,7 @@ def to_displace(request: Request, match: Match, pool: SlotPool, cache: PrefixCac
     victims = sorted((s for s in active if s.priority > request.priority), key=lambda s: (-s.priority, -s.admitted))
     if least > len(victims):
         return None
+    match = cache.find(request)
     # All of them first: what waits for room asks in every tick, and mostly this is the answer.
     if victims and not has_room(request, match, [s for s in active if s not in victims], cache):
         return None

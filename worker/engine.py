@@ -70,6 +70,7 @@ class Engine(Loop):
         self._emit = emit
         self._chunk_size = chunk_size
         self._pause_s = pause_s
+        self._may_admit = True
         self._outbox = Outbox()
         self._take_results = self._sample if backend.info.n_embd is None else self._embed
 
@@ -77,7 +78,7 @@ class Engine(Loop):
 
     def submit(self, request: Request) -> None:
         """Queue a request for the next free slot."""
-        self._post(partial(self.waiting.add, request))
+        self._post(partial(self._arrive, request))
 
     def cancel(self, execution: str) -> None:
         """End the request of an execution at the next tick, as `cancelled`; nothing happens if it is not here.
@@ -122,15 +123,19 @@ class Engine(Loop):
                 self._end(slot, now, "timeout", GenerationTimeout(message, "timeout_s"))
         for place in self.waiting.places:
             if place.request.start_by is not None and now > place.request.start_by:
-                self.waiting.remove(place)
+                self._leave_line(place)
                 message = "the job was not started within its queue_timeout_s"
                 self._refuse(place.request, QueueTimeout(message, "queue_timeout_s"))
 
     def _admit(self, now: float) -> None:
         """Give slots to those that wait, in their order; a more urgent one takes them from less urgent ones.
 
-        Whoever cannot start holds up those that are no more urgent, so that nobody is overtaken for ever.
+        Whoever cannot start holds up those that are no more urgent, so that nobody is overtaken for ever. Nobody is
+        looked at again before something has changed: looking takes time that grows with a prompt.
         """
+        if not self._may_admit:
+            return
+        self._may_admit = False
         blocked: int | None = None
         for place in self.waiting.places:
             request = place.request
@@ -138,7 +143,7 @@ class Engine(Loop):
                 self.waiting.remove(place)
                 self._refuse(request, error)
             elif blocked is None or request.priority < blocked:
-                victims = to_displace(request, self.cache.find(request), self.pool, self.cache)
+                victims = to_displace(request, self.pool, self.cache)
                 if victims is None:
                     blocked = request.priority
                     continue
@@ -146,6 +151,10 @@ class Engine(Loop):
                     self._pause(slot, now, displaced=True)
                 self.waiting.remove(place)
                 self._start(place, now)
+
+    def _arrive(self, request: Request) -> None:
+        self.waiting.add(request)
+        self._may_admit = True
 
     def _start(self, place: Place, now: float) -> None:
         """Give a request a slot; whatever goes wrong with its tokens so far ends it alone."""
@@ -173,7 +182,7 @@ class Engine(Loop):
         """Hand back what was displaced and has found no room since; another worker may have some."""
         for place in self.waiting.places:
             if place.displaced_at is not None and now - place.displaced_at > self._pause_s:
-                self.waiting.remove(place)
+                self._leave_line(place)
                 self._outbox.add(HandedBack(place.request))
 
     def _transcript(self, request: Request) -> Transcript:
@@ -342,6 +351,7 @@ class Engine(Loop):
     def _release(self, slot: Slot) -> Request:
         request, sequence = self.pool.release(slot)
         self.cache.end(sequence)
+        self._may_admit = True
         return request
 
     def _on_defect(self, defect: Exception) -> None:
@@ -360,20 +370,25 @@ class Engine(Loop):
         if slot := self._find(execution):
             self._end(slot, self._clock(), "cancelled")
         elif place := self.waiting.find(execution):
-            self.waiting.remove(place)
+            self._leave_line(place)
             self._refuse(place.request, None, "cancelled")
 
     def _drop(self, execution: str) -> None:
         if slot := self._find(execution):
             self._release(slot)
         elif place := self.waiting.find(execution):
-            self.waiting.remove(place)
+            self._leave_line(place)
+
+    def _leave_line(self, place: Place) -> None:
+        """Take a request out that has not been started; whoever it held up may start now."""
+        self.waiting.remove(place)
+        self._may_admit = True
 
     def _hand_back(self, running: bool) -> None:
         for slot in self.pool.active if running else []:
             self._outbox.add(HandedBack(self._release(slot)))
         for place in self.waiting.places:
-            self.waiting.remove(place)
+            self._leave_line(place)
             self._outbox.add(HandedBack(place.request))
 
     def check_integrity(self) -> None:

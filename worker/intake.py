@@ -29,7 +29,7 @@ from worker.answer import AnswerFormat, marks_of
 from worker.backend import ModelInfo, SamplingParams, Vocabulary
 from worker.chat import ChatPrompt, ChatTemplate
 from worker.plain_text import with_bos
-from worker.requests import Request
+from worker.requests import Logprob, Request
 from worker.shaping import constraint_of
 
 T = TypeVar("T")
@@ -101,10 +101,14 @@ class Intake:
         execution: str,
         *,
         generated: Sequence[int] = (),
+        logged_logprobs: Sequence[Logprob] = (),
         waited_s: float = 0.0,
         start_by: float | None = None,
+        priority: int = 1,
+        rank: int | None = None,
+        queue: str = "",
     ) -> Request:
-        """The engine's request for a prepared payload."""
+        """The engine's request for a prepared payload; see `Request` for what is given beside it."""
         body = prepared.body
         return Request(
             id=job_id,
@@ -113,6 +117,7 @@ class Intake:
             params=prepared.params,
             max_tokens=prepared.max_tokens,
             generated=tuple(generated),
+            logged_logprobs=tuple(logged_logprobs),
             stop=body.stop_strings,
             timeout_s=body.timeout_s or self._settings.timeout_s,
             cache_prompt=self._settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
@@ -122,6 +127,9 @@ class Intake:
             embed=body.embed,
             waited_s=waited_s,
             start_by=start_by,
+            priority=priority,
+            rank=rank,
+            queue=queue,
         )
 
     def answer(self, question: Question) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from redis.exceptions import RedisError
 
@@ -88,16 +87,18 @@ class Preparer:
         may_wait = None if limit is None or earlier else limit - waited
         if may_wait is not None and may_wait < 0:
             raise QueueTimeout(f"the job waited longer than its queue_timeout_s of {limit:g} s", "queue_timeout_s")
-        request = self._intake.request(
+        return self._intake.request(
             prepared,
             record.id,
             held.execution.id,
             generated=[t["token"] for t in logged],
+            logged_logprobs=[from_json(t["logprobs"]) for t in logged if "logprobs" in t],
             waited_s=waited,
             start_by=None if may_wait is None else time.monotonic() + may_wait,
+            priority=held.priority,
+            rank=held.rank,
+            queue=record.origin,
         )
-        logprobs = tuple(from_json(t["logprobs"]) for t in logged if "logprobs" in t)
-        return replace(request, priority=held.priority, rank=held.rank, queue=record.origin, logged_logprobs=logprobs)
 
     def _log(self, job_id: str) -> list[LogEvent]:
         """What earlier attempts have logged; an outage of Redis is waited for."""

@@ -41,7 +41,7 @@ log = logging.getLogger("slotline.worker")
 
 #: A worker with room looks this often for jobs that came without ringing a doorbell (scheduler, RQ's own enqueue).
 LOOK_S = 0.25
-#: One that left jobs to workers with free slots looks after this time whether they have taken them.
+#: One that left jobs to workers with free slots looks so soon whether they have taken them.
 LOOK_AGAIN_S = 0.02
 #: How long jobs that were to be handed back are waited for, with Redis and without.
 HAND_BACK_S = 60.0
@@ -86,6 +86,8 @@ class SlotWorker(BaseWorker):
         self._n_ctx = n_ctx
         self._wake = threading.Event()
         self._bell = Doorbell(client, name, self.model, self._wake.set, settings.redis_timeout_s)
+        self._heard: set[int] = set()
+        self._next_look = 0.0
         self._parent_pid = parent_pid
         self._stop_signals = 0
         self._born = time.time()
@@ -151,14 +153,21 @@ class SlotWorker(BaseWorker):
 
     def _work_once(self) -> float:
         """Pull what there is room for, and listen for what there still is room for. Returns how long to wait."""
-        rung = self._bell.take()
-        openings = self._openings()
-        leaves_some = bool(openings) and self._pull(openings)
-        if rung is not None and not self._bell.is_for(rung, [opening.level for opening in openings]):
+        now, rung, levels = time.monotonic(), self._bell.take(), self._levels()
+        # What is listened for was looked for; a slot that becomes free beside others changes nothing.
+        if rung is None and levels <= self._heard and now < self._next_look:
+            return self._next_look - now
+        look_s = self._pull(self._openings()) if levels else LOOK_S
+        if rung is not None and not self._bell.is_for(rung, levels):
             self._bell.ring(rung)
-        # What is left to others was rung for, and must be heard by them.
-        self._bell.listen(level for level, room in enumerate(self._workload.room()) if room and not leaves_some)
-        return LOOK_AGAIN_S if leaves_some else LOOK_S
+        self._heard = self._levels() if look_s == LOOK_S else set()
+        self._bell.listen(self._heard)
+        self._next_look = now + look_s
+        return look_s
+
+    def _levels(self) -> set[int]:
+        """The priorities there is room for."""
+        return {level for level, room in enumerate(self._workload.room()) if room}
 
     def _openings(self) -> list[Opening]:
         held = self._workload.by_queue()
@@ -168,8 +177,8 @@ class SlotWorker(BaseWorker):
             if room
         ]
 
-    def _pull(self, openings: list[Opening]) -> bool:
-        """Take jobs and have them prepared. Returns whether some were left to workers with free slots."""
+    def _pull(self, openings: list[Opening]) -> float:
+        """Take jobs and have them prepared. Returns after how long to look again, even if nothing rings."""
         taken = self.store.take(
             self.name,
             self.model,
@@ -194,8 +203,9 @@ class SlotWorker(BaseWorker):
             self._preparer.put(held)
         if taken.live_queues != self.heart.live_queues:
             self.heart.follow_queues()
-            self._wake.set()
-        return taken.leaves_some
+            return 0.0
+        # What is left to others was rung for. Until they have heard it this worker must not listen.
+        return LOOK_AGAIN_S if taken.leaves_some else LOOK_S
 
     def _wait(self, seconds: float) -> None:
         """Wait for something that has to be looked at; what comes later is looked at after that."""

@@ -112,17 +112,6 @@ def test_a_job_with_an_id_of_another_hub_is_followed_too(hub: Hub, client: redis
     other.close()
 
 
-def test_a_reader_that_empties_its_queue_while_it_is_filled_is_woken_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription, "QUEUE_LIMIT", 100_000)
-    reader = Subscription("a", lambda _: None)
-    events = [Event(EventId.of_token(index), "token", "{}") for index in range(20_000)]
-    filling = threading.Thread(target=lambda: [reader.offer(event) for event in events])
-    filling.start()
-    assert [reader.get(30) for _ in events] == events
-    filling.join()
-    assert reader.get(0) is Notice.SILENCE
-
-
 def test_a_lost_connection_is_a_gap_for_jobs_with_ids_of_the_hub_too(hub: Hub, client: redis.Redis) -> None:
     job_id = hub.new_id()
     reader = hub.open(job_id)

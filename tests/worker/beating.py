@@ -48,7 +48,12 @@ class Beating:
 
     def pull(self) -> None:
         """Pull what there is room for and turn it into requests, as main and intake thread would."""
+        self.worker._next_look = 0.0
         self.worker._work_once()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Turn what was pulled into requests."""
         self.preparer.put(None)  # type: ignore[arg-type]
         self.preparer._run()
 

@@ -35,7 +35,7 @@ def test_texts_of_neighbours_equal_those_generated_alone() -> None:
         assert harness.text(name) == alone(name, params=chosen, max_tokens=5 + i).text(name)
 
 
-@pytest.mark.parametrize("strategy", ["decode_maximal", "prefill_priority", "balanced"])
+@pytest.mark.parametrize("strategy", ["decode_maximal", "prefill_priority", "balanced", "adaptive"])
 def test_the_strategy_changes_no_text(strategy: str) -> None:
     harness = Harness(FakeBackend("babble", n_batch=12), strategy, chunk_size=5)
     for i in range(9):

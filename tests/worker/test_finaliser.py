@@ -18,6 +18,7 @@ from shared.names import SERIALIZER, held_key, job_key, queue_name
 from shared.schemas import JobRequest
 from shared.settings import Settings
 from tests.processes import eventually
+from worker import finaliser
 from worker.finaliser import Finaliser, Outcome
 from worker.held import HeldJob, hold
 
@@ -36,9 +37,10 @@ class Recorder:
         self.finaliser = Finaliser(self.worker, store, self.done.append)
         self.finaliser.start()
 
-    def take(self, **fields: Any) -> HeldJob:
+    def take(self, ttl_s: int = 60, **fields: Any) -> HeldJob:
         """Submit a job and pull it, as a worker would."""
-        self.store.submit(JobRequest(prompt="x", **fields), "m")
+        job_id = self.store.submit(JobRequest(prompt="x", **fields), "m").job_id
+        self.store.client.hset(job_key(job_id), "result_ttl", ttl_s)
         return self.pull()
 
     def pull(self) -> HeldJob:
@@ -92,10 +94,8 @@ def test_the_script_writes_what_rqs_own_handler_writes(
     states = []
     for by_rq in (False, True):
         client.flushall()
-        monkeypatch.setattr(Finaliser, "_is_plain", lambda *_, plain=not by_rq: plain)
-        held = recorder.take(metadata={"a": 1})
-        held.job.result_ttl = ttl_s
-        client.hset(job_key(held.id), "result_ttl", ttl_s)
+        monkeypatch.setattr(finaliser, "_is_plain", lambda _, plain=not by_rq: plain)
+        held = recorder.take(ttl_s, metadata={"a": 1})
         recorder.complete(held)
         found = everything(client, held.id)
         worked = found["rq:worker:w"][1].pop(b"total_working_time")

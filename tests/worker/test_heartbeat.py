@@ -15,6 +15,7 @@ from shared.schemas import JobRequest
 from tests.worker.beating import Beating
 from worker import heartbeat
 from worker.held import HeldJob, hold, orphans
+from worker.slot_worker import LOOK_S
 
 QUEUE = queue_name("fake-count", "normal")
 LEASE_S = 5.0
@@ -212,8 +213,9 @@ def test_a_queue_that_is_new_is_pulled_from_at_once(beating: Beating, now: list[
     Queue("fake-count:normal:late", connection=beating.client, serializer=SERIALIZER).enqueue(JOB_FUNCTION, {})
     beating.client.sadd(live_queues_key("fake-count"), "fake-count:normal:late")
     beating.pull()
-    assert not beating.worker.held and beating.worker._wake.is_set()
-    beating.pull()
+    assert not beating.worker.held
+    # Although nothing has rung and the time to look has not come.
+    assert beating.worker._work_once() == LOOK_S
     assert [held.record.origin for held in beating.worker.held.values()] == ["fake-count:normal:late"]
 
 

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 import redis
 
-from shared.names import PRIORITIES, held_key
+from shared.names import PRIORITIES, held_key, live_queues_key, queue_name
 from tests.worker.beating import Beating
 from worker.slot_worker import LOOK_AGAIN_S, LOOK_S
 
 
 @pytest.fixture
 def beating(client: redis.Redis, valkey: str) -> Beating:
-    return Beating(client, valkey, n_parallel=2)
+    for priority in PRIORITIES:  # so that no queue is new
+        client.sadd(live_queues_key("fake-count"), queue_name("fake-count", priority))
+    beating = Beating(client, valkey, n_parallel=2)
+    beating.worker.heart.follow_queues()
+    return beating
 
 
 def running(beating: Beating) -> set[str]:
@@ -93,9 +97,26 @@ def test_the_end_of_a_job_makes_room_and_wakes_the_main_thread(beating: Beating)
     beating.worker._wake.clear()
     beating.engine.tick()
     assert beating.ended() == {first: "length"} and beating.worker._wake.is_set()
-    beating.pull()
+    # The time to look has not come, but there was no room before.
+    assert beating.worker._work_once() == LOOK_S
+    beating.prepare()
     beating.engine.tick()
     assert running(beating) == {fill_up, waiting}
+
+
+def test_a_slot_that_becomes_free_beside_others_is_no_reason_to_look(
+    beating: Beating, bell: Bell, client: redis.Redis
+) -> None:
+    beating.submit(max_tokens=1)
+    beating.pull()
+    beating.pull()
+    beating.engine.tick()
+    calls = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert 0 < beating.worker._work_once() < LOOK_S
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == calls
+    bell.rung = "normal"
+    assert beating.worker._work_once() == LOOK_S
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == calls + 1
 
 
 def test_it_listens_for_what_it_has_room_for(beating: Beating, bell: Bell) -> None:
@@ -122,8 +143,10 @@ def test_a_full_worker_leaves_urgent_jobs_to_one_with_a_free_slot(
 ) -> None:
     fill(beating, "batch")
     idle = Beating(client, valkey, worker="w2", n_parallel=2)
+    idle.worker.heart.follow_queues()
     idle.pull()
     urgent = [beating.submit(priority="interactive") for _ in range(3)]
+    bell.rung = "interactive"
     assert beating.worker._work_once() == LOOK_AGAIN_S
     # It must not hear the ring that is meant for the other.
     assert bell.levels == set() and len(beating.worker.held) == 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -98,7 +98,8 @@ class Taken:
 class End:
     """How a job ends: its job object, and the number of tokens in its log.
 
-    `tail` is the data of a last token event, of text that was held back; it counts as a token.
+    `tail` is the data of a last token event, of text that was held back; it counts as a token. `data` is `final` as it
+    is written.
     """
 
     job_id: str
@@ -107,6 +108,10 @@ class End:
     tokens: int
     ttl_s: int
     tail: str = ""
+    data: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", dumps(self.final))
 
 
 class WorkStore(JobReader):
@@ -190,7 +195,7 @@ class WorkStore(JobReader):
         for end in ends:
             status = end.final["status"]
             name = "failed" if status == "failed" else "done"
-            args += (end.execution, status, end.tokens, name, dumps(end.final), end.ttl_s, end.tail)
+            args += (end.execution, status, end.tokens, name, end.data, end.ttl_s, end.tail)
         keys = [key for end in ends for key in (job_key(end.job_id), events_key(end.job_id))]
         return [outcome.decode() for outcome in self._commit(keys=keys, args=args)]
 

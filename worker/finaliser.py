@@ -41,11 +41,12 @@ RETRY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a held job. `final` is the committed job object."""
+    """What became of a held job. `final` is the committed job object, `data` the same as JSON."""
 
     kind: Kind
     held: HeldJob
     final: dict[str, Any] = field(default_factory=dict)
+    data: str = ""
     message: str = ""
 
 
@@ -139,7 +140,9 @@ class Finaliser:
         args: list[Any] = [self._worker.name, utcformat(moment), moment.timestamp()]
         for outcome in outcomes:
             held, execution = outcome.held, outcome.held.execution
-            result = b64encode(SERIALIZER.dumps(outcome.final))
+            if not held.is_ours:  # callbacks look at these
+                held.job.ended_at, held.job._result = moment, outcome.final
+            result = b64encode(outcome.data.encode())
             began_s = execution.created_at.timestamp()
             args += (held.id, execution.id, held.record.origin, began_s, result, held.result_ttl_s)
         replies = self._record_all(keys=[held_key(self._worker.name), self._worker.key], args=args)
@@ -287,7 +290,6 @@ class Finaliser:
         job, penalty = outcome.held.job, TimerDeathPenalty
         try:
             if outcome.kind == "completed":
-                job.ended_at, job._result = job.ended_at or now(), outcome.final
                 execute_success_callback(job, penalty, outcome.final)
                 job.send_webhooks(JobStatus.FINISHED)
             elif outcome.kind == "failed":

@@ -195,7 +195,7 @@ class Heartbeat:
         (held,) = hold([pulled], self._connection, worker.name, worker.settings)
         worker.held[held.execution.id] = held
         final = last.json()
-        worker.finaliser.put(Outcome(final["status"], held, final))
+        worker.finaliser.put(Outcome(final["status"], held, final, last.data))
 
     def _trim_index(self) -> None:
         """Forget expired jobs, a stretch of the index at a time."""

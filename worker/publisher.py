@@ -142,11 +142,10 @@ class Publisher:
     def _commit(self, ends: list[tuple[Ended, HeldJob, dict[str, Any]]], tails: Mapping[str, str]) -> list[Outcome]:
         if not ends:
             return []
-        committed = self._store.commit(
-            [_end(end, held, final, tails.get(held.execution.id, "")) for end, held, final in ends]
-        )
+        sent = [_end(end, held, final, tails.get(held.execution.id, "")) for end, held, final in ends]
+        committed = self._store.commit(sent)
         outcomes, cancelled = [], []
-        for (end, held, final), outcome in zip(ends, committed, strict=True):
+        for (end, held, final), one, outcome in zip(ends, sent, committed, strict=True):
             if outcome == "cancelled":
                 cancelled.append((end, held, _final(end, held, cancelled=True)))
             elif outcome == "lost":
@@ -156,7 +155,10 @@ class Publisher:
             else:
                 # `ended`: an earlier try of ours, whose reply was lost. What it wrote is what counts.
                 written = self._store.stream.last(held.id) if outcome == "ended" else None
-                outcomes.append(_outcome(held, written.json() if written and written.is_terminal else final))
+                if written and written.is_terminal:
+                    outcomes.append(_outcome(held, written.json(), written.data))
+                else:
+                    outcomes.append(_outcome(held, final, one.data))
         return outcomes + self._commit(cancelled, tails)
 
 
@@ -164,10 +166,10 @@ def _is_tried_again(end: Ended, held: HeldJob) -> bool:
     return end.error is not None and end.error.retryable and held.record.retries_left > 0
 
 
-def _outcome(held: HeldJob, final: dict[str, Any]) -> Outcome:
+def _outcome(held: HeldJob, final: dict[str, Any], data: str) -> Outcome:
     """RQ has a status of its own for what its stop commands ended."""
     stopped = held.stopped and final["status"] == "cancelled"
-    return Outcome("stopped" if stopped else final["status"], held, final)
+    return Outcome("stopped" if stopped else final["status"], held, final, data)
 
 
 def _is_tail(event: Event) -> bool:

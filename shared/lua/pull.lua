@@ -20,7 +20,7 @@ if free >= 0 then
   others = redis.call('ZCOUNT', KEYS[5], now_ms, '+inf')
 end
 
-local lines, taken, leaves = {}, {}, 0
+local lines, taken = {}, {}
 local k, a = 6, 13
 while ARGV[a] do
   local line = {level = tonumber(ARGV[a]), room = tonumber(ARGV[a + 1])}
@@ -30,7 +30,7 @@ while ARGV[a] do
   end
   if others > 0 and line.room > free then
     -- It would have to displace somebody, and another worker would not.
-    line.room, leaves = free, 1
+    line.room, line.leaves = free, true
   end
   a = a + 3 + #line
   lines[#lines + 1] = line
@@ -138,11 +138,12 @@ for _, line in ipairs(lines) do
 end
 
 -- For what this worker has no room for, another one may have some.
-local left, rung = {}, {}
+local left, rung, leaves_some = {}, {}, 0
 for _, line in ipairs(lines) do
   for _, queue in ipairs(line) do
     if queue.waiting > 0 then
       left[#left + 1] = queue.key
+      if line.leaves then leaves_some = 1 end
       local bell = string.match(queue.key, '^rq:queue:([^:]+:[^:]+)')
       if bell and not rung[bell] then
         rung[bell] = true
@@ -156,4 +157,4 @@ if free > #taken then
   redis.call('ZADD', KEYS[5], now_ms + ARGV[12], worker)
   redis.call('EXPIRE', KEYS[5], 60)
 end
-return {taken, left, live, #left > 0 and leaves or 0}
+return {taken, left, live, leaves_some}

@@ -96,6 +96,13 @@ def test_a_worker_uses_its_own_free_slots_whatever_others_have(world: World) -> 
     assert ids(world.store.take("w2", MODEL, openings(2, 2, 2), free=2)) == urgent[1:]
 
 
+def test_what_there_is_no_room_for_anyway_is_not_left_to_others(world: World) -> None:
+    world.store.take("idle", MODEL, openings(2, 2, 2), free=2)
+    batch = [world.submit(priority="batch") for _ in range(3)]
+    taken = world.store.take("busy", MODEL, openings(4, 1, 1), free=1)
+    assert (ids(taken), taken.leaves_some) == (batch[:1], False)
+
+
 def test_nothing_is_left_to_a_worker_that_has_not_looked_for_a_while(world: World) -> None:
     world.store.take("hangs", MODEL, openings(2, 2, 2), free=2)
     world.client.zadd(f"slotline:free:{MODEL}", {"hangs": time.time() * 1000 - 1})

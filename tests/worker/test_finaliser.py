@@ -17,6 +17,7 @@ from shared.jobs import JobStore
 from shared.names import SERIALIZER, held_key, job_key, queue_name
 from shared.schemas import JobRequest
 from shared.settings import Settings
+from shared.stream import dumps
 from tests.processes import eventually
 from worker import finaliser
 from worker.finaliser import Finaliser, Outcome
@@ -50,7 +51,7 @@ class Recorder:
     def complete(self, *jobs: HeldJob) -> None:
         """Record jobs that have completed, together, and wait until that is done."""
         before = len(self.done)
-        self.finaliser.put(*(Outcome("completed", held, FINAL) for held in jobs))
+        self.finaliser.put(*(Outcome("completed", held, FINAL, dumps(FINAL)) for held in jobs))
         eventually(lambda: len(self.done) == before + len(jobs), "the jobs are recorded")
 
 

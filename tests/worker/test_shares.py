@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import repeat
 
 import pytest
@@ -177,13 +177,9 @@ def test_who_waits_all_the_time_gets_at_least_its_share_but_for_what_ran_already
 def test_any_two_that_always_wait_differ_by_what_is_in_their_slots(costs: list[int], slots: int) -> None:
     worker = Worker(slots)
     for number, cost in enumerate(costs):
-        worker.submit(str(number), cycle_forever(cost))
+        worker.submit(str(number), repeat(cost, 3000 * 8))
     served = worker.run(3000)
     assert spread(served, *worker.queues) <= slots * (max(costs) + QUANTUM_TOKENS)
-
-
-def cycle_forever(cost: int) -> Iterator[int]:
-    return repeat(cost, 3000 * 8)
 
 
 @pytest.mark.parametrize("tenants", [2, 3, 8])

@@ -60,7 +60,7 @@ class Worker(Server):
 
     def __init__(self, url: str, client: redis.Redis) -> None:
         self._registry = Registry(client)
-        flags = [f"--model={MODEL}", f"--n-parallel={SLOTS}", "--n-ctx=16384", "--drain-s=0"]
+        flags = [f"--model={MODEL}", f"--n-parallel={SLOTS}", "--n-ctx=16384", "--drain-s=0", "--age-s=86400"]
         command = [sys.executable, "-P", "-m", "slotline", "worker", *flags]
         super().__init__("worker", command, url, {"SLOTLINE_REDIS_URL": url})
 
@@ -115,6 +115,17 @@ def measure_one(url: str, client: Any, store: JobStore) -> dict[str, float]:
     }
 
 
+def _with_waiting(length: int, url: str, client: Any, store: JobStore) -> dict[str, float]:
+    """The measurement with `FEW` or with all of the jobs waiting."""
+    if length == MANY:
+        return measure_one(url, client, store)
+    client.rename(WAITING, PARKED)
+    client.rpush(WAITING, *client.lrange(PARKED, 0, FEW - 1))
+    found = measure_one(url, client, store)
+    client.rename(PARKED, WAITING)
+    return found
+
+
 def _tick_ms(store: JobStore, job_id: str) -> float:
     """Time between two tokens of a job, once it has ended."""
     while not store.fetch(job_id).is_over:
@@ -130,12 +141,9 @@ def measure(rounds: int) -> dict[str, Any]:
         client: Any = redis.Redis.from_url(url)
         store = JobStore(client, load(Settings, {"redis_url": url}))
         fill(client, store)
-        for _ in range(rounds):
-            client.rename(WAITING, PARKED)
-            client.rpush(WAITING, *client.lrange(PARKED, 0, FEW - 1))
-            found[FEW].append(measure_one(url, client, store))
-            client.rename(PARKED, WAITING)
-            found[MANY].append(measure_one(url, client, store))
+        for number in range(rounds):
+            for length in (FEW, MANY) if number % 2 == 0 else (MANY, FEW):
+                found[length].append(_with_waiting(length, url, client, store))
         client.close()
     medians = {
         name: [statistics.median(one[name] for one in found[length]) for length in (FEW, MANY)]

@@ -39,8 +39,11 @@ def has_room(request: Request, match: Match, beside: Sequence[Slot], cache: Pref
     """
     if cache.cells is None:
         return True
+    need = sum(slot.need for slot in beside) + request.reserve - match.expected
+    if cache.used + need <= cache.cells:
+        return True  # even with all that is kept
     held = cache.held([slot.sequence for slot in beside if slot.sequence is not None], match)
-    return held + sum(slot.need for slot in beside) + request.reserve - match.expected <= cache.cells
+    return held + need <= cache.cells
 
 
 def to_displace(request: Request, pool: SlotPool, cache: PrefixCache) -> list[Slot] | None:

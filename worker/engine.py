@@ -111,6 +111,7 @@ class Engine(Loop):
         views, plan = self._plan(now)
         if plan.items:
             self._compute(views, plan)
+        self.cache.count()
         if events := self._outbox.take():
             self._emit(events)
         return bool(plan.items)

@@ -67,6 +67,7 @@ class PrefixCache:
         self._kv = KvCells()
         #: Cells that are kept for reuse alone. A number, so that any thread may look.
         self.tokens = 0
+        self._is_counted = True
         self._credit = info.n_ctx / 2
 
     # --- figures ---
@@ -171,12 +172,19 @@ class PrefixCache:
         self._count()
         return self.cells - self._kv.used >= cells
 
+    def count(self) -> None:
+        """Bring `tokens` up to date."""
+        if not self._is_counted:
+            self.tokens = self._kv.used - self._kv.held([(s, s.n_past) for s in self._sequences.in_use])
+            self._is_counted = True
+
     def pay_rent(self, decoded: int) -> None:
         """What is kept pays for slowing down the tokens just decoded, out of what its reuse has saved.
 
         In a unified cache every token is compared with all cells in use, so keeping what nobody asks for again is not
         free. Each token that is found again earns the right to keep one cell; where that is used up, little is kept.
         """
+        self.count()
         if self.cells is None or not self.tokens:
             return
         self._credit = max(0.0, self._credit - self.tokens * decoded / RENT_TOKENS)
@@ -208,7 +216,8 @@ class PrefixCache:
     # --- how ---
 
     def _count(self) -> None:
-        self.tokens = self._kv.used - self._kv.held([(s, s.n_past) for s in self._sequences.in_use])
+        """`tokens` is to be counted anew: once a tick, since that looks at every sequence."""
+        self._is_counted = False
 
     def _find(self, tokens: list[int], me: Sequence | None) -> Match:
         limit = len(tokens) - 1

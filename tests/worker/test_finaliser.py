@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,11 +78,9 @@ def everything(client: Any, job_id: str) -> dict[str, Any]:
             found[name] = (expires, {k: v for k, v in fields.items() if k not in moments}, sorted(fields))
         elif kind == b"stream":
             ((_, fields),) = client.xrange(key)
-            found[name] = (
-                expires,
-                {k: v for k, v in fields.items() if not k.startswith(b"execution_")},
-                sorted(fields),
-            )
+            said = {k: v for k, v in fields.items() if not k.startswith(b"execution_")}
+            said[b"return_value"] = json.loads(b64decode(said[b"return_value"]))  # however it is spaced
+            found[name] = (expires, said, sorted(fields))
         elif kind == b"zset":
             found[name] = (expires, [member.replace(job_id.encode(), b"ID") for member in client.zrange(key, 0, -1)])
         else:

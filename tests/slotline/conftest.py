@@ -27,7 +27,7 @@ def server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def api(server: ScriptedServer) -> Iterator[Client]:
-    with Client(server.url, timeout=30) as client:
+    with Client(server.url, timeout=8) as client:
         yield client
 
 

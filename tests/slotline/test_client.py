@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import socket
 from datetime import UTC, datetime
 
 import pytest
 
 from slotline import ApiError, Client, ConnectionFailed, ProtocolError, ResultTimeout
 from slotline.transport import ATTEMPTS
+from tests.processes import free_port
 from tests.slotline.scripted import STARTED, ScriptedServer, answer, done, error, events, job, lost, token
 
 EVENTS = "/v1/jobs/job1/events"
@@ -140,12 +140,6 @@ def test_another_server_than_ours_is_a_protocol_error(server: ScriptedServer, ap
     server.on("GET", "/v1/stats", answer("<html>hello</html>", 200, "text/html"))
     with pytest.raises(ProtocolError, match="did not answer with JSON"):
         api.stats()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_nobody_there_is_told_at_once() -> None:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +23,7 @@ from shared.connection import connect
 from shared.jobs import JobStore
 from shared.names import events_key
 from shared.settings import Settings, WebSettings, load
+from tests.processes import eventually, new_valkey
 from tests.webapi.conftest import ScriptedWorker
 from tests.webapi.sse import Frame, events, frames
 from webapi import server
@@ -31,11 +31,13 @@ from webapi import server
 pytestmark = pytest.mark.integration
 
 ROOT = Path(webapi.__file__).parent.parent
+#: Running requests get a minute's grace, so that a stop which waits for it cannot be taken for a slow machine.
 MAIN = """
 import sys
 from shared.settings import WebSettings, load
-from webapi.server import run
-run(load(WebSettings, dict(given.split("=", 1) for given in sys.argv[1:])))
+from webapi import server
+server.GRACE_S = 60
+server.run(load(WebSettings, dict(given.split("=", 1) for given in sys.argv[1:])))
 """
 
 
@@ -48,14 +50,12 @@ class Web:
         line = process.stdout.readline()
         assert "listening on" in line, process.communicate()
         self.url = line.split()[-1]
-        self.http = httpx.Client(base_url=self.url, timeout=20)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
 
-    def stop(self, sig: int = signal.SIGTERM) -> float:
-        """Send a signal and return the seconds until the process had ended, which it must do with status 0."""
-        started = time.monotonic()
+    def stop(self, sig: int = signal.SIGTERM) -> None:
+        """Send a signal; the process must end with status 0 long before the grace of running requests is over."""
         self.process.send_signal(sig)
-        assert self.process.wait(timeout=20) == 0
-        return time.monotonic() - started
+        assert self.process.wait(timeout=40) == 0
 
 
 def launch(**settings: Any) -> subprocess.Popen[str]:
@@ -97,7 +97,7 @@ def web(start_web: StartWeb) -> Web:
 
 
 def open_stream(stack: ExitStack, web: Web, job_id: str, query: str = "") -> Iterator[bytes]:
-    client = stack.enter_context(httpx.Client(base_url=web.url, timeout=20))
+    client = stack.enter_context(httpx.Client(base_url=web.url, timeout=60))
     answer = stack.enter_context(client.stream("GET", f"/v1/jobs/{job_id}/events{query}"))
     assert answer.status_code == 200
     return answer.iter_raw()
@@ -107,13 +107,6 @@ def submit(web: Web, **body: Any) -> str:
     answer = web.http.post("/v1/jobs", json={"prompt": "hi"} | body)
     assert answer.status_code == 202, answer.text
     return str(answer.json()["id"])
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    """Return once the condition holds; it is asked over the wire, which takes a moment itself."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to hold"
 
 
 def test_many_readers_at_once_each_get_everything(web: Web, client: redis.Redis, worker: ScriptedWorker) -> None:
@@ -158,8 +151,8 @@ def test_dropped_readers_free_their_subscriptions(web: Web, client: redis.Redis)
         for stream in streams:
             next(stream)
         assert web.http.get("/v1/stats").json()["streams"] == 50
-    until(lambda: web.http.get("/v1/stats").json()["streams"] == 0)
-    until(lambda: client.pubsub_channels(events_key(job_id)) == [])
+    eventually(lambda: web.http.get("/v1/stats").json()["streams"] == 0, "no stream is open")
+    eventually(lambda: client.pubsub_channels(events_key(job_id)) == [], "no channel is followed")
 
 
 def test_streams_beyond_the_limit_get_503_and_other_requests_go_on(start_web: StartWeb) -> None:
@@ -182,7 +175,7 @@ def test_a_signal_stops_the_server_soon_and_ends_its_streams(web: Web, sig: int)
     with ExitStack() as stack:
         blocks = frames(open_stream(stack, web, job_id))
         next(blocks)
-        assert web.stop(sig) < 8  # the grace of running requests is 10 s
+        web.stop(sig)
         rest = list(blocks)  # ends as HTTP wants it, and without an end of the job
     assert {block.event for block in rest} == {None}
     assert web.process.communicate() == ("", "")
@@ -191,7 +184,7 @@ def test_a_signal_stops_the_server_soon_and_ends_its_streams(web: Web, sig: int)
 def test_waiting_does_not_hold_up_a_stop(web: Web) -> None:
     answers: list[int] = []
     with ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(base_url=web.url, timeout=20))
+        client = stack.enter_context(httpx.Client(base_url=web.url, timeout=60))
         request = client.build_request("POST", "/v1/jobs", params={"wait": 60}, json={"prompt": "hi"})
 
         def send() -> None:
@@ -199,8 +192,8 @@ def test_waiting_does_not_hold_up_a_stop(web: Web) -> None:
 
         thread = threading.Thread(target=send)
         thread.start()
-        until(lambda: web.http.get("/v1/stats").json()["streams"] == 1)
-        assert web.stop() < 8
+        eventually(lambda: web.http.get("/v1/stats").json()["streams"] == 1, "the call waits")
+        web.stop()
         thread.join()
     assert answers == [202]
 
@@ -215,11 +208,11 @@ def test_several_processes_serve_one_port_and_each_its_streams(
         final = worker.run_all(["a", "b"])
         for reader in readers:
             assert list(reader)[-1].json() == final
-    assert web.stop() < 8
+    web.stop()
 
 
 def test_redis_going_away_during_a_stream_leaves_no_gap(start_web: StartWeb, tmp_path: Path) -> None:
-    first = ValkeyServer(data_dir=tmp_path, persist=True, config={"appendonly": "yes"})
+    first = new_valkey(data_dir=tmp_path, persist=True, config={"appendonly": "yes"})
     first.start()
     port = first.port
     settings = load(Settings, {"redis_url": first.connection_url})
@@ -306,7 +299,7 @@ def test_the_current_directory_is_not_importable(client: redis.Redis, settings: 
 def test_a_taken_port_is_one_line_and_status_2(settings: Settings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = launch(redis_url=settings.redis_url, port=taken.getsockname()[1])
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert out == ""
     assert len(err.splitlines()) == 1
@@ -315,14 +308,14 @@ def test_a_taken_port_is_one_line_and_status_2(settings: Settings) -> None:
 
 def test_a_host_that_is_not_ours_is_one_line_and_status_2(settings: Settings) -> None:
     process = launch(redis_url=settings.redis_url, host="192.0.2.1", port=0)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert len(err.splitlines()) == 1 and "192.0.2.1" in err
 
 
 def test_redis_that_is_not_there_is_one_line_and_status_69() -> None:
     process = launch(redis_url="redis://127.0.0.1:1", redis_wait_s=0.3, port=0)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 69
     assert out == ""
     assert len(err.splitlines()) == 1 and "127.0.0.1:1" in err

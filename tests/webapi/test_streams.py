@@ -223,4 +223,5 @@ hub.close()
 def test_a_flood_of_messages_lets_other_requests_have_their_turn(client: redis.Redis, valkey: str) -> None:
     command = [sys.executable, "-c", FLOOD, valkey]
     most = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
-    assert most < 3000
+    # A few slices of the hub; without its pauses all 30,000.
+    assert most < 10_000

@@ -121,7 +121,8 @@ def test_a_sequence_takes_a_row_of_logits_and_a_state(tmp_path: Path, seen: list
     # llama.cpp tells sizes as hundredths of a MiB.
     assert place.per_sequence == pytest.approx(state + 4 * backend.vocab.n_tokens, abs=0.011 * MIB)
     assert seen[0].spare_sequences == (64 if kind == "gemma2" else 0)
-    assert (info.n_ctx, info.n_parallel) == (512, 1)
+    # 512 tokens for each slot, though the model itself has no more.
+    assert (info.n_ctx, info.n_parallel, info.max_request_tokens) == (8192, 16, 512)
 
 
 @pytest.mark.model

@@ -29,6 +29,8 @@ EVICT_CELLS = 64
 RENT_TOKENS = 8000
 #: So many cells are kept even where nothing is ever reused, or it would never show that something could be.
 FREE_CELLS = 512
+#: So many more are kept until it has shown whether anything is reused.
+START_CREDIT = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class PrefixCache:
         #: Cells that are kept for reuse alone. A number, so that any thread may look.
         self.tokens = 0
         self._is_counted = True
-        self._credit = info.n_ctx / 2
+        self._credit = float(START_CREDIT)
 
     # --- figures ---
 
@@ -106,7 +108,7 @@ class PrefixCache:
             self._share(match.donor, sequence, match.length)
         if shareable:
             self._tree.add(sequence)
-        self._count()
+        self._touch()
         return sequence
 
     def is_waiting(self, sequence: Sequence) -> bool:
@@ -122,7 +124,7 @@ class PrefixCache:
             return True
         sequence.donor, sequence.awaits = None, 0
         self._share(match.donor, sequence, match.length)
-        self._count()
+        self._touch()
         return False
 
     def computed(self, sequence: Sequence, count: int) -> None:
@@ -147,7 +149,7 @@ class PrefixCache:
             self._shorten(sequence, sequence.n_past)
         self._sequences.touch(sequence)
         self._drop_if_covered(sequence)
-        self._count()
+        self._touch()
 
     def drop(self, sequence: Sequence) -> None:
         """Forget all that a sequence holds."""
@@ -156,7 +158,7 @@ class PrefixCache:
         if sequence in self._tree:
             self._tree.remove(sequence)
         self._sequences.give_back(sequence)
-        self._count()
+        self._touch()
 
     # --- room ---
 
@@ -169,7 +171,7 @@ class PrefixCache:
         for sequence in self._sequences.kept:
             while sequence.n_past and (missing := cells - (self.cells - self._kv.used)) > 0:
                 self._evict(sequence, missing)
-        self._count()
+        self._touch()
         return self.cells - self._kv.used >= cells
 
     def count(self) -> None:
@@ -215,8 +217,8 @@ class PrefixCache:
 
     # --- how ---
 
-    def _count(self) -> None:
-        """`tokens` is to be counted anew: once a tick, since that looks at every sequence."""
+    def _touch(self) -> None:
+        """`tokens` has to be counted anew: once a tick, since that looks at every sequence."""
         self._is_counted = False
 
     def _find(self, tokens: list[int], me: Sequence | None) -> Match:

@@ -234,6 +234,7 @@ def test_the_first_start_is_what_counts_as_cached() -> None:
 
 def test_what_is_never_asked_for_again_makes_way_for_the_speed_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "RENT_TOKENS", 500)
+    monkeypatch.setattr(prefix_cache, "START_CREDIT", 4096)
     h = harness(n_ctx=8192, n_parallel=2, cached_prefixes=60)
     for i in range(20):
         h.submit(f"r{i}", f"{i:03}" * 60, cache_prompt=True, max_tokens=2)

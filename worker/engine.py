@@ -237,7 +237,7 @@ class Engine(Loop):
                 prefill += item.tokens
             self.cache.computed(slot.sequence, item.tokens)
             self.served[slot.request.queue] += item.tokens
-        self.cache.pay_rent(decode)
+        self.cache.pay_rent(decode + prefill)
         self.ticks += 1
         self.tokens += decode
         self.prompt_tokens += prefill

@@ -24,13 +24,13 @@ WAIT_TOKENS = 32
 COPY_TOKENS = 64
 #: Cells are evicted at least so many at a time, so that not every tick has to.
 EVICT_CELLS = 64
-#: A kept cell costs every decoded token a test of its mask. Over so many decoded tokens that comes to the price of
-#: computing one token of a prompt. Measured on a CPU; docs/scheduling.md has the figures.
-RENT_TOKENS = 8000
+#: A kept cell costs every computed token a test of its mask. Over so many computed tokens that comes to the price of
+#: computing one token of a prompt. Measured on a CPU; docs/performance.md has the figures.
+RENT_TOKENS = 6000
 #: So many cells are kept even where nothing is ever reused, or it would never show that something could be.
 FREE_CELLS = 512
 #: So many more are kept until it has shown whether anything is reused.
-START_CREDIT = 1024
+START_CREDIT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,8 @@ class PrefixCache:
             self.tokens = self._kv.used - self._kv.held([(s, s.n_past) for s in self._sequences.in_use])
             self._is_counted = True
 
-    def pay_rent(self, decoded: int) -> None:
-        """What is kept pays for slowing down the tokens just decoded, out of what its reuse has saved.
+    def pay_rent(self, computed: int) -> None:
+        """What is kept pays for slowing down the tokens just computed, out of what its reuse has saved.
 
         In a unified cache every token is compared with all cells in use, so keeping what nobody asks for again is not
         free. Each token that is found again earns the right to keep one cell; where that is used up, little is kept.
@@ -189,7 +189,7 @@ class PrefixCache:
         self.count()
         if self.cells is None or not self.tokens:
             return
-        self._credit = max(0.0, self._credit - self.tokens * decoded / RENT_TOKENS)
+        self._credit = max(0.0, self._credit - self.tokens * computed / RENT_TOKENS)
         excess = self.tokens - FREE_CELLS - int(self._credit)
         if excess > 0:
             self.make_room(self.cells - self._kv.used + excess)

@@ -233,13 +233,14 @@ def test_the_first_start_is_what_counts_as_cached() -> None:
 
 
 def test_what_is_never_asked_for_again_makes_way_for_the_speed_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_cache, "RENT_TOKENS", 500)
     monkeypatch.setattr(prefix_cache, "START_CREDIT", 4096)
+    monkeypatch.setattr(prefix_cache, "RENT_TOKENS", 100_000)
     h = harness(n_ctx=8192, n_parallel=2, cached_prefixes=60)
     for i in range(20):
         h.submit(f"r{i}", f"{i:03}" * 60, cache_prompt=True, max_tokens=2)
     h.run()
     assert h.engine.cache.tokens >= 19 * 180  # it is not known yet that nothing will come of it
+    monkeypatch.setattr(prefix_cache, "RENT_TOKENS", 500)
     for i in range(10):
         h.submit(f"s{i}", f"{i:03}+" * 10, cache_prompt=True, max_tokens=200)
     h.run()

@@ -70,11 +70,11 @@ def words(rng: random.Random, count: int) -> str:
 
 def bodies(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The requests that the options mean."""
-    rng = random.Random(options.seed)
+    rng, lengths = random.Random(options.prompt_seed), random.Random(options.seed)
     prefix = words(rng, options.shared_prefix)
     for number in range(options.requests):
         prompt = f"{prefix} Story {number}: {words(rng, options.prompt_tokens)}".lstrip()
-        length = max(1, int(options.max_tokens * rng.uniform(0.25, 1.75))) if options.vary else options.max_tokens
+        length = max(1, int(options.max_tokens * lengths.uniform(0.25, 1.75))) if options.vary else options.max_tokens
         asked = {"messages": [{"role": "user", "content": prompt}]} if options.chat else {"prompt": prompt}
         yield asked | {
             "model": "default",
@@ -114,6 +114,7 @@ def main() -> None:
     parser.add_argument("--shared-prefix", type=int, default=0, help="words that all prompts begin with")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--prompt-seed", type=int, default=7, help="other words for another number")
     parser.add_argument("--chat", action="store_true", help="chat completions instead of completions")
     parser.add_argument("--ignore-eos", action="store_true", help="never end before --max-tokens")
     options = parser.parse_args()

@@ -30,7 +30,7 @@ def shares(plan: BatchPlan) -> dict[int, int]:
     return {item.slot: item.tokens for item in plan.items}
 
 
-def check(plan: BatchPlan, views: list[SlotView], budget: int) -> None:
+def assert_legal(plan: BatchPlan, views: list[SlotView], budget: int) -> None:
     """The plan is one that a strategy may make."""
     assert plan.tokens <= budget
     assert len(shares(plan)) == len(plan.items)
@@ -46,7 +46,7 @@ def check(plan: BatchPlan, views: list[SlotView], budget: int) -> None:
 @given(views=VIEWS, extra=st.integers(0, 4096))
 def test_every_plan_keeps_the_rules(name: str, views: list[SlotView], extra: int) -> None:
     budget = max(1, len(views)) + extra
-    check(load_strategy(name).plan(views, budget), views, budget)
+    assert_legal(load_strategy(name).plan(views, budget), views, budget)
 
 
 @given(st.lists(st.tuples(VIEWS, st.integers(0, 4096), st.floats(0, 1e5)), max_size=12), st.floats(0.1, 60_000))
@@ -57,7 +57,7 @@ def test_every_adaptive_plan_keeps_the_rules_whatever_was_measured(
     for views, extra, ms in ticks:
         budget = max(1, len(views)) + extra
         plan = strategy.plan(views, budget)
-        check(plan, views, budget)
+        assert_legal(plan, views, budget)
         assert {v.slot for v in views if v.is_decoding} <= shares(plan).keys()
         if plan.items:
             strategy.observe(plan, views, ms)

@@ -175,6 +175,7 @@ def test_it_outlives_its_server_and_stops_without_one() -> None:
     finally:
         listener.bell.stop()
         client.close()
+    assert not listener.bell._thread.is_alive()
 
 
 def test_a_queue_of_another_name_is_nobodys_bell(store: JobStore, client: redis.Redis) -> None:

@@ -98,7 +98,7 @@ def test_every_output_is_the_one_it_gives_alone_and_every_request_ends_once(
         h.tick(50)
         take_back(h)
     for i, step in enumerate(work):
-        check(h, f"r{i}", alone("alone", step.prompt, **step.options(i)), may_be_short=f"r{i}" in cancelled)
+        assert_as_alone(h, f"r{i}", alone("alone", step.prompt, **step.options(i)), may_be_short=f"r{i}" in cancelled)
 
 
 def take_back(h: Harness) -> None:
@@ -109,7 +109,7 @@ def take_back(h: Harness) -> None:
         h.tick()
 
 
-def check(h: Harness, name: str, whole: Harness, *, may_be_short: bool) -> None:
+def assert_as_alone(h: Harness, name: str, whole: Harness, *, may_be_short: bool) -> None:
     end, expected = h.ended(name), whole.ended("alone")
     if end.error is not None:  # a pass without room while it was alone: nothing can be done about that
         assert end.error.code == "decode_failed"
@@ -128,4 +128,4 @@ def test_the_test_notices_a_token_that_is_missing() -> None:
     h.run()
     h.events = [e for e in h.events if not (isinstance(e, Token) and e.index == 2)]
     with pytest.raises(AssertionError):
-        check(h, "r0", alone("alone", "x"), may_be_short=False)
+        assert_as_alone(h, "r0", alone("alone", "x"), may_be_short=False)

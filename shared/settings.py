@@ -118,7 +118,10 @@ class WorkerSettings(Settings):
     itl_target_ms: float = Field(
         100.0, gt=0, le=60_000, description="adaptive: the time between two tokens of an interactive job."
     )
-    kv_unified: bool = Field(True, description="One KV buffer for all slots; off, each has n_ctx / n_parallel.")
+    kv_unified: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="One KV buffer for all slots; off: n_ctx / n_parallel each; auto: the faster, while it will do.",
+    )
     cached_prefixes: int = Field(
         64, ge=0, le=255, description="Prefixes kept beyond those in slots; with them there are at most 256."
     )

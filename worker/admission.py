@@ -24,9 +24,9 @@ def refusal(request: Request, info: ModelInfo) -> SlotlineError | None:
             f"the prompt has {len(request.prompt)} tokens; an embedding is made of at most {info.n_batch} (--n-batch)",
             "prompt",
         )
-    if request.most_tokens > info.n_ctx_seq:
+    if request.most_tokens > info.room:
         return ContextLengthExceeded(
-            f"the request may come to {request.most_tokens} tokens and there is room for {info.n_ctx_seq}",
+            f"the request may come to {request.most_tokens} tokens and there is room for {info.room}",
             "prompt" if request.embed else "max_tokens",
         )
     return None

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 #: float32, one row for each batch item that wants logits, one column for each token of the vocabulary.
+#: What a sequence holds, outside the KV cache.
+State = npt.NDArray[np.uint8]
 Logits = npt.NDArray[np.float32]
 
 #: Below this a slot has no room for any sensible request.
@@ -73,11 +75,22 @@ class ModelInfo:
     n_parallel: int = 1
     #: Whether all sequences share one buffer, so that one may use the whole context and prefixes are shared.
     kv_unified: bool = True
+    #: Whether sequences have a buffer each, and what they hold can be taken out and put in elsewhere (`Backend.take`).
+    can_move: bool = False
+    #: Sequences that are kept for their prefix outside the KV cache, at most.
+    n_parked: int = 0
+    #: Whether the caches can be made one, so that one request may use the whole context (`Backend.unify`).
+    can_unify: bool = False
 
     @property
     def max_request_tokens(self) -> int:
         """Most tokens one request may use, prompt and answer together."""
-        return min(self.n_ctx_seq, self.n_ctx_train)
+        return min(self.room, self.n_ctx_train)
+
+    @property
+    def room(self) -> int:
+        """Most tokens that the KV cache has room for in one sequence."""
+        return self.n_ctx if self.can_unify else self.n_ctx_seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +252,22 @@ class Backend(Protocol):
         `source` may be in the middle of its own work, and may be removed afterwards. In a unified cache the tokens
         are in both sequences without being copied. Returns False where the model or the cache has no way to do it;
         nothing has changed then.
+        """
+        ...
+
+    def take(self, seq_id: int) -> State:
+        """A copy of what a sequence holds, which must not be nothing. Only where `info.can_move`."""
+        ...
+
+    def put(self, seq_id: int, state: State) -> bool:
+        """Let an empty sequence hold what was taken from any; exactly so. Returns False if that failed."""
+        ...
+
+    def unify(self) -> None:
+        """Let all sequences share one buffer from now on, and all be empty. Only where `info.can_unify`.
+
+        Raises:
+            ModelError: that failed, and nothing works any more.
         """
         ...
 

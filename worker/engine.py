@@ -6,6 +6,7 @@ The engine owns the model and the slots. Requests come in through `submit`, resu
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ from worker.slots import Slot, SlotPool
 from worker.text import Transcript, transcript_of
 from worker.turns import views_of
 from worker.waiting import Place, WaitingLine
+
+log = logging.getLogger("slotline.engine")
 
 Emit = Callable[[list[Event]], None]
 Observe = Callable[[BatchPlan, Sequence[SlotView], float], None]
@@ -108,6 +111,9 @@ class Engine(Loop):
         self._finish(now)
         self._admit(now)
         self._let_go(now)
+        if self._must_unify():
+            self._unify(now)
+        self.cache.line_up()
         views, plan = self._plan(now)
         if plan.items:
             self._compute(views, plan)
@@ -199,8 +205,13 @@ class Engine(Loop):
             views = views_of(self.pool, self.cache, self._chunk_size, whole=self.backend.info.n_embd is not None)
             plan = self._strategy.plan(views, self.backend.info.n_batch) if views else BatchPlan()
             if not plan.items or self.cache.make_room(plan.tokens):
-                return views, plan
+                return views, self._in_order(plan)
             self._pause_one(now)
+
+    def _in_order(self, plan: BatchPlan) -> BatchPlan:
+        """The same plan by sequence: llama.cpp sees neighbours only where they follow each other (`line_up`)."""
+        seq_ids = {slot.index: slot.sequence.seq_id for slot in self.pool.active if slot.sequence is not None}
+        return BatchPlan(tuple(sorted(plan.items, key=lambda item: seq_ids[item.slot])))
 
     def _compute(self, views: Sequence[SlotView], plan: BatchPlan) -> None:
         """One forward pass, and what follows from it."""
@@ -253,6 +264,20 @@ class Engine(Loop):
                 eval_ms=eval_ms,
             ),
         )
+
+    def _must_unify(self) -> bool:
+        """Whether a request has outgrown its share of a KV cache that can be made one for all."""
+        info = self.backend.info
+        return info.can_unify and any(len(slot.tokens) > info.n_ctx_seq for slot in self.pool.active)
+
+    def _unify(self, now: float) -> None:
+        """Make one buffer of those of the slots, for good; all requests go on in it from their tokens so far."""
+        log.info("a request needs more than its share of the context: from now on all slots share one KV buffer")
+        for slot in self.pool.active:
+            self._pause(slot, now)
+        self.backend.unify()
+        self.cache = PrefixCache(self.backend)
+        self._admit(now)
 
     # --- pausing ---
 

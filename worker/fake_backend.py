@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from worker.backend import (
     ModelError,
     ModelInfo,
     SamplingParams,
+    State,
     check_batch,
     check_context,
 )
@@ -70,6 +72,7 @@ class FakeBackend:
         n_batch: int = 512,
         n_ctx_train: int = 1 << 20,
         kv_unified: bool = True,
+        can_unify: bool = False,
         adds_bos: bool = False,
         cannot_cut: bool = False,
         delay_s: float = 0.0,
@@ -82,15 +85,14 @@ class FakeBackend:
         self.outcomes = deque(outcomes)
         self.poison: dict[int, float] = {}
         self.cannot_cut = cannot_cut
+        self.failing_puts = 0
         self.delay_s = delay_s
         self.gate = threading.Event()
         self.gate.set()
         self.passes: deque[tuple[BatchItem, ...]] = deque(maxlen=keep_passes)
-        n_seq_max = min(256, n_parallel + cached_prefixes) if kv_unified and not cannot_cut else n_parallel
-        self.cache: list[list[int]] = [[] for _ in range(n_seq_max)]
-        # One cell for each token that was computed, and how many sequences it is in.
-        self._cells: list[list[int]] = [[] for _ in range(n_seq_max)]
-        self._holders: Counter[int] = Counter()
+        self._cached_prefixes = cached_prefixes
+        n_seq_max = self._sequences(n_parallel, unified=kv_unified)
+        self._make_cache(n_seq_max)
         self._computed = 0
         self.closed = False
         self.info = ModelInfo(
@@ -105,8 +107,11 @@ class FakeBackend:
             n_seq_max=n_seq_max,
             n_parallel=n_parallel,
             kv_unified=kv_unified,
-            kv_bytes=0,
-            model_bytes=0,
+            can_move=not kv_unified,
+            n_parked=0 if kv_unified or cannot_cut else cached_prefixes,
+            can_unify=can_unify and not kv_unified,
+            kv_bytes=n_ctx * 16,  # a state has 4 for each token
+            model_bytes=1 << 20,
             chat_template=CHAT_TEMPLATE,
             n_embd=N_EMBD if embeds else None,
         )
@@ -129,7 +134,7 @@ class FakeBackend:
             n_parallel=sizes.n_parallel,
             cached_prefixes=settings.cached_prefixes,
             n_batch=settings.n_batch or sizes.n_ctx,
-            kv_unified=settings.kv_unified,
+            kv_unified=settings.kv_unified != "off",
             delay_s=_seconds(delay),
             keep_passes=0,
             embeds=settings.pooling != "none",
@@ -191,6 +196,35 @@ class FakeBackend:
         self._holders.update(self._cells[target])
         return True
 
+    def take(self, seq_id: int) -> State:
+        """See `Backend`."""
+        assert self.info.can_move and self.cache[seq_id], f"nothing can be taken from sequence {seq_id}"
+        return np.array(self.cache[seq_id], np.int32).view(np.uint8)
+
+    def put(self, seq_id: int, state: State) -> bool:
+        """See `Backend`. Fails once for each time that `failing_puts` says."""
+        assert not self.cache[seq_id], f"sequence {seq_id} is not empty"
+        if self.failing_puts:
+            self.failing_puts -= 1
+            return False
+        self._grow(seq_id, state.view(np.int32).tolist())
+        return True
+
+    def unify(self) -> None:
+        """See `Backend`."""
+        assert self.info.can_unify, "not with these settings"
+        n_seq_max = self._sequences(self.info.n_parallel, unified=True)
+        self._make_cache(n_seq_max)
+        self.info = replace(
+            self.info,
+            n_ctx_seq=self.info.n_ctx,
+            n_seq_max=n_seq_max,
+            kv_unified=True,
+            can_move=False,
+            n_parked=0,
+            can_unify=False,
+        )
+
     def cut(self, seq_id: int, start: int) -> bool:
         """See `Backend`."""
         if self.cannot_cut and 0 < start < len(self.cache[seq_id]):
@@ -205,6 +239,15 @@ class FakeBackend:
     def close(self) -> None:
         """See `Backend`."""
         self.closed = True
+
+    def _sequences(self, n_parallel: int, *, unified: bool) -> int:
+        return min(256, n_parallel + self._cached_prefixes) if unified and not self.cannot_cut else n_parallel
+
+    def _make_cache(self, n_seq_max: int) -> None:
+        self.cache: list[list[int]] = [[] for _ in range(n_seq_max)]
+        # One cell for each token that was computed, and how many sequences it is in.
+        self._cells: list[list[int]] = [[] for _ in range(n_seq_max)]
+        self._holders: Counter[int] = Counter()
 
     def _check(self, items: Sequence[BatchItem]) -> None:
         check_batch(items, self.info)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from worker.backend import (
     ModelError,
     ModelInfo,
     SamplingParams,
+    State,
     Vocabulary,
     check_batch,
     check_context,
@@ -26,7 +28,7 @@ from worker.llama_batch import LlamaBatch
 from worker.llama_device import device_names, unused_gpu_warning
 from worker.llama_memory import LlamaMemory
 from worker.llama_native import collected_log, first_error, ll, quick, slow
-from worker.llama_params import context_params, is_unified, model_params, sequences
+from worker.llama_params import begins_unified, context_params, keeps_states, model_params, sequences
 from worker.llama_sampler import LlamaSampler
 from worker.llama_sizing import buffers, look_at
 from worker.llama_vocab import LlamaVocab
@@ -55,16 +57,16 @@ class LlamaBackend:
         try:
             with collected_log() as log:
                 sizes = self._load(path, settings, log, most_slots)
-            memory = ll.llama_get_memory(self._context)
-            if not memory and settings.pooling == "none":
+            if not ll.llama_get_memory(self._context) and settings.pooling == "none":
                 raise ModelError(f"{path} writes no answers, it only makes embeddings; start it with --pooling mean")
         except BaseException:
             self.close()
             raise
-        self._memory = LlamaMemory(memory, self._model, unified=is_unified(settings))
+        self._settings, self._sizes = settings, sizes
+        self._memory = LlamaMemory(self._context, self._model, unified=self._unified)
         self._vocab = LlamaVocab(ll.llama_model_get_vocab(self._model))
         self.vocab: Vocabulary = self._vocab
-        self.info = self._describe(settings, sizes, [line for _, line in log])
+        self.info = self._describe([line for _, line in log])
         self._embeds = self.info.n_embd is not None
         self._batch = LlamaBatch(self.info.n_batch, all_outputs=self._embeds)
         self._decode = slow("llama_decode")
@@ -76,6 +78,8 @@ class LlamaBackend:
     def decode(self, items: Sequence[BatchItem]) -> DecodeOutcome:
         """See `Backend`. Returns when the logits are there."""
         check_batch(items, self.info)
+        if not self._context:
+            raise ModelError("the context is gone")
         rows = self._batch.fill(items)
         if rows > self.info.n_seq_max and not self._embeds:  # llama.cpp would abort
             raise ValueError(f"a batch of {rows} rows of logits, where {self.info.n_seq_max} are possible")
@@ -106,6 +110,14 @@ class LlamaBackend:
         """See `Backend`."""
         return self._memory.share(source, target, length)
 
+    def take(self, seq_id: int) -> State:
+        """See `Backend`."""
+        return self._memory.take(seq_id)
+
+    def put(self, seq_id: int, state: State) -> bool:
+        """See `Backend`."""
+        return self._memory.put(seq_id, state)
+
     def cut(self, seq_id: int, start: int) -> bool:
         """See `Backend`."""
         return self._memory.cut(seq_id, start)
@@ -113,6 +125,23 @@ class LlamaBackend:
     def clear(self, seq_id: int) -> None:
         """See `Backend`."""
         self._memory.clear(seq_id)
+
+    def unify(self) -> None:
+        """See `Backend`."""
+        ll.llama_free(self._context)
+        self._context = None
+        with collected_log() as log:
+            self._make_context(self._settings, self._sizes, log, unified=True)
+        self._memory = LlamaMemory(self._context, self._model, unified=True)
+        self.info = replace(
+            self.info,
+            n_ctx_seq=ll.llama_n_ctx_seq(self._context),
+            n_seq_max=ll.llama_n_seq_max(self._context),
+            kv_unified=True,
+            can_move=False,
+            n_parked=0,
+            can_unify=False,
+        )
 
     def close(self) -> None:
         """See `Backend`."""
@@ -132,11 +161,18 @@ class LlamaBackend:
             raise ModelError(f"llama.cpp cannot load {path}: {first_error(log)}; {_LOAD_ADVICE}")
         if sizes is None:
             sizes = fit(settings, look_at(self._model, settings, [line for _, line in log], most_slots))
-        n_seq_max = sequences(settings, self._model, sizes.n_parallel)
-        self._context = ll.llama_init_from_model(self._model, context_params(settings, sizes, n_seq_max))
+        on_gpu = _layers_offloaded(line for _, line in log) > 0
+        self._make_context(settings, sizes, log, unified=begins_unified(settings, sizes, on_gpu=on_gpu))
+        return sizes
+
+    def _make_context(
+        self, settings: WorkerSettings, sizes: Sizes, log: list[tuple[int, str]], *, unified: bool
+    ) -> None:
+        n_seq_max = sequences(settings, self._model, sizes.n_parallel, unified=unified)
+        params = context_params(settings, sizes, n_seq_max, unified=unified)
+        self._context, self._unified = ll.llama_init_from_model(self._model, params), unified
         if not self._context:
             raise ModelError(f"llama.cpp cannot make a context: {first_error(log)}; {_CONTEXT_ADVICE}")
-        return sizes
 
     def _view(self, rows: int) -> Logits:
         if rows == 0:
@@ -145,8 +181,9 @@ class LlamaBackend:
             return self._rows[:0]
         return np.ctypeslib.as_array(self._get_logits(self._context), (rows, self._vocab.n_tokens))
 
-    def _describe(self, settings: WorkerSettings, sizes: Sizes, log: list[str]) -> ModelInfo:
-        offloaded = max((int(m[1]) for line in log for m in _OFFLOADED.finditer(line)), default=0)
+    def _describe(self, log: list[str]) -> ModelInfo:
+        settings, sizes, offloaded = self._settings, self._sizes, _layers_offloaded(log)
+        can_move = self._memory.can_move
         cache_bytes = sum(size for (kind, _), size in buffers(log).items() if kind in ("KV", "RS", "state"))
         template = ll.llama_model_chat_template(self._model, None)
         return ModelInfo(
@@ -165,8 +202,15 @@ class LlamaBackend:
             warning=unused_gpu_warning(settings.n_gpu_layers),
             n_embd=None if settings.pooling == "none" else ll.llama_model_n_embd_out(self._model),
             n_parallel=sizes.n_parallel,
-            kv_unified=is_unified(settings),
+            kv_unified=self._unified,
+            can_move=can_move,
+            n_parked=settings.cached_prefixes if can_move and not keeps_states(self._model) else 0,
+            can_unify=settings.kv_unified == "auto" and not self._unified,
         )
+
+
+def _layers_offloaded(log: Iterable[str]) -> int:
+    return max((int(m[1]) for line in log for m in _OFFLOADED.finditer(line)), default=0)
 
 
 def _description(model: Any) -> str:

@@ -13,6 +13,9 @@ from worker.sizing import EMBEDDING_BATCH, MOST_SEQUENCES, Sizes
 
 _CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2}
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
+#: Tokens of context for each slot, from which on `kv_unified auto` begins with buffers apart.
+WORTHWHILE_SHARE = 1024
+
 _POOLING = {"none": ll.LLAMA_POOLING_TYPE_NONE, "mean": ll.LLAMA_POOLING_TYPE_MEAN}
 _POOLING |= {"cls": ll.LLAMA_POOLING_TYPE_CLS, "last": ll.LLAMA_POOLING_TYPE_LAST}
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
@@ -38,8 +41,8 @@ def model_params(settings: WorkerSettings) -> Any:
     return params
 
 
-def context_params(settings: WorkerSettings, sizes: Sizes, n_seq_max: int) -> Any:
-    """How to make a context of these sizes, whose sequences are `n_seq_max`."""
+def context_params(settings: WorkerSettings, sizes: Sizes, n_seq_max: int, *, unified: bool) -> Any:
+    """How to make a context of these sizes, whose sequences are `n_seq_max` and share one buffer if `unified`."""
     n_batch = settings.n_batch or sizes.n_ctx
     params = ll.llama_context_default_params()
     params.n_ctx = sizes.n_ctx
@@ -49,7 +52,7 @@ def context_params(settings: WorkerSettings, sizes: Sizes, n_seq_max: int) -> An
     # llama.cpp makes room for so many rows of logits in a pass, by default for one of each token: 100 MB with a
     # vocabulary of 50,000. It aborts where there are more, or where there are more sequences.
     params.n_outputs_max = n_seq_max
-    params.kv_unified = settings.kv_unified
+    params.kv_unified = unified
     params.n_threads = settings.threads or usable_cores()
     params.n_threads_batch = settings.threads_batch or params.n_threads
     params.type_k = _CACHE_TYPES[settings.cache_type_k]
@@ -64,13 +67,13 @@ def context_params(settings: WorkerSettings, sizes: Sizes, n_seq_max: int) -> An
     return params
 
 
-def sequences(settings: WorkerSettings, model: Any, slots: int) -> int:
+def sequences(settings: WorkerSettings, model: Any, slots: int, *, unified: bool) -> int:
     """How many sequences a context of so many slots has: one for each, and more where prefixes can be kept in them.
 
     In a unified cache one more costs a row of logits. Elsewhere each takes its share of the context, or a state of
     its own, which of a model that cannot be cut is of little use to others.
     """
-    can_share = settings.kv_unified and settings.pooling == "none" and not keeps_states(model)
+    can_share = unified and settings.pooling == "none" and not keeps_states(model)
     return min(MOST_SEQUENCES, slots + settings.cached_prefixes) if can_share else slots
 
 
@@ -79,9 +82,15 @@ def keeps_states(model: Any) -> bool:
     return bool(ll.llama_model_is_recurrent(model) or ll.llama_model_is_hybrid(model))
 
 
-def is_unified(settings: WorkerSettings) -> bool:
-    """Whether all sequences share one buffer."""
-    return settings.kv_unified or settings.pooling != "none"
+def begins_unified(settings: WorkerSettings, sizes: Sizes, *, on_gpu: bool) -> bool:
+    """Whether all sequences share one buffer from the beginning.
+
+    On a CPU each computed token is tested against every used cell of its buffer, so buffers apart are faster
+    (docs/performance.md has the figures); but then no request may use more than its share, which must be worth it.
+    """
+    if settings.pooling != "none" or settings.kv_unified == "on":
+        return True
+    return settings.kv_unified == "auto" and (on_gpu or sizes.n_ctx // sizes.n_parallel < WORTHWHILE_SHARE)
 
 
 def _make_pooling(params: Any, settings: WorkerSettings, sizes: Sizes) -> None:
@@ -95,4 +104,3 @@ def _make_pooling(params: Any, settings: WorkerSettings, sizes: Sizes) -> None:
     params.n_batch = settings.n_batch or min(sizes.n_ctx, EMBEDDING_BATCH)
     params.n_ubatch = params.n_batch
     params.n_outputs_max = params.n_batch
-    params.kv_unified = True

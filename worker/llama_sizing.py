@@ -57,7 +57,7 @@ def look_at(model: Any, settings: WorkerSettings, loading: Iterable[str], most_s
     free = {name: round(size * SHARE_OF_GPU) for name, size in gpus.items()}
     free[RAM] = max(0, round((free_memory() - mapped) * SHARE_OF_RAM))
     on_gpu = any(kind == "model" and name in gpus for kind, name in held)
-    spare = sequences(settings, model, 1) - 1
+    spare = sequences(settings, model, 1, unified=settings.kv_unified != "off") - 1
     return Model(
         n_ctx_train=ll.llama_model_n_ctx_train(model),
         places=[_place(name, bytes_, small, large, small_size, gpus) for name, bytes_ in free.items()],
@@ -68,7 +68,7 @@ def look_at(model: Any, settings: WorkerSettings, loading: Iterable[str], most_s
 
 def _trial(model: Any, settings: WorkerSettings, n_ctx: int) -> Buffers:
     with collected_log() as log:
-        context = ll.llama_init_from_model(model, context_params(settings, Sizes(n_ctx, 1), 1))
+        context = ll.llama_init_from_model(model, context_params(settings, Sizes(n_ctx, 1), 1, unified=True))
     if not context:
         raise ModelError(f"llama.cpp cannot make a context of {n_ctx} tokens: {first_error(log)}")
     ll.llama_free(context)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
+from worker.backend import State
 from worker.kv_cells import Run
 
 
@@ -24,6 +26,7 @@ class Sequence:
         donor: the sequence whose progress it waits for, instead of computing the same itself.
         awaits: how far `donor` has to come.
         runs: its cells (`KvCells`).
+        state: what it holds, where that was taken out of the KV cache; `seq_id` says nothing then.
     """
 
     seq_id: int
@@ -36,6 +39,7 @@ class Sequence:
     donor: Sequence | None = None
     awaits: int = 0
     runs: list[Run] = field(default_factory=list)
+    state: State | None = None
 
     @property
     def remaining(self) -> int:
@@ -47,12 +51,13 @@ class Sequences:
     """All sequences that the KV cache can hold, by what they are good for."""
 
     def __init__(self, count: int) -> None:
-        self._free = [Sequence(seq_id) for seq_id in reversed(range(count))]
+        self._free = list(range(count))
         self._held: dict[Sequence, None] = {}
+        self._parked: dict[Sequence, None] = {}
         self._clock = 0
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._held)
+        return iter(self._held)  # not those that are parked
 
     @property
     def in_use(self) -> list[Sequence]:
@@ -65,13 +70,18 @@ class Sequences:
         return sorted((s for s in self._held if not s.in_use), key=attrgetter("used_at"))
 
     @property
+    def parked(self) -> list[Sequence]:
+        """Those that were taken out of the KV cache, the least recently used first."""
+        return sorted(self._parked, key=attrgetter("used_at"))
+
+    @property
     def has_free(self) -> bool:
         """Whether one holds nothing."""
         return bool(self._free)
 
     def take(self) -> Sequence:
-        """One that holds nothing, for a slot."""
-        sequence = self._free.pop()
+        """One that holds nothing, for a slot: the first such, so that those in use are neighbours."""
+        sequence = Sequence(heappop(self._free))
         self._held[sequence] = None
         self.begin(sequence)
         return sequence
@@ -87,9 +97,36 @@ class Sequences:
         sequence.used_at = self._clock
         return self._clock
 
+    def at(self, seq_id: int) -> Sequence | None:
+        """The one that holds something there."""
+        return next((s for s in self._held if s.seq_id == seq_id), None)
+
+    def swap(self, sequence: Sequence, seq_id: int) -> None:
+        """Let it change places with whatever is there."""
+        other = self.at(seq_id)
+        if other is not None:
+            other.seq_id = sequence.seq_id
+        else:
+            self._free.remove(seq_id)
+            self._free.append(sequence.seq_id)
+            heapify(self._free)
+        sequence.seq_id = seq_id
+
+    def park(self, sequence: Sequence, state: State) -> None:
+        """What it holds was taken out of the KV cache: its place is free, and it holds it still."""
+        del self._held[sequence]
+        heappush(self._free, sequence.seq_id)
+        sequence.state = state
+        self._parked[sequence] = None
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget one that is parked."""
+        del self._parked[sequence]
+        sequence.state, sequence.tokens, sequence.n_past, sequence.shareable = None, [], 0, False
+
     def give_back(self, sequence: Sequence) -> None:
         """It holds nothing any more."""
         del self._held[sequence]
         sequence.tokens, sequence.n_past, sequence.in_use = [], 0, False
         sequence.donor, sequence.awaits, sequence.shareable = None, 0, False
-        self._free.append(sequence)
+        heappush(self._free, sequence.seq_id)

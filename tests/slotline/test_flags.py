@@ -46,8 +46,8 @@ def test_the_help_says_what_a_flag_takes() -> None:
 
 
 def test_switches_go_both_ways_and_values_are_left_to_the_settings() -> None:
-    given = parse(WorkerSettings, "--no-kv-unified", "--cache-prompt", "--n-gpu-layers", "-1", "--model", "m.gguf")
-    assert (given["kv_unified"], given["cache_prompt"]) == (False, True)
+    given = parse(WorkerSettings, "--kv-unified", "off", "--cache-prompt", "--n-gpu-layers", "-1", "--model", "m.gguf")
+    assert (given["kv_unified"], given["cache_prompt"]) == ("off", True)
     assert (given["n_gpu_layers"], given["model_path"]) == ("-1", "m.gguf")
 
 

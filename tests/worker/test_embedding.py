@@ -204,7 +204,7 @@ def test_a_sequence_that_was_not_in_the_pass_has_no_embedding(embedder: LlamaBac
 
 @pytest.mark.model
 def test_a_pass_for_embeddings_is_bounded_and_computed_in_one_piece(open_llama: Callable[..., LlamaBackend]) -> None:
-    backend = open_llama(n_ctx=4096, n_parallel=2, kv_unified=False, pooling="cls")
+    backend = open_llama(n_ctx=4096, n_parallel=2, kv_unified="off", pooling="cls")
     assert backend.info.n_batch == EMBEDDING_BATCH
     # Never a KV buffer for each sequence: llama.cpp would cut sequences of different lengths up.
     assert backend.info.n_ctx_seq == 4096

@@ -35,6 +35,7 @@ class Step:
     ticks: int
     cancels: int | None
     no_room: bool
+    failing_puts: int
 
     def options(self, seed: int) -> dict[str, object]:
         grammar = 'root ::= "some text"' if self.grammar else None
@@ -61,12 +62,15 @@ steps = st.builds(
     ticks=st.integers(0, 12),
     cancels=st.none() | st.integers(0, 5),
     no_room=st.booleans(),
+    failing_puts=st.integers(0, 1),
 )
 caches = st.sampled_from(
     [
         {"n_ctx": 220},
         {"n_ctx": 400, "cached_prefixes": 0},
         {"n_ctx": 700, "kv_unified": False},
+        {"n_ctx": 700, "kv_unified": False, "cached_prefixes": 1},
+        {"n_ctx": 240, "kv_unified": False, "can_unify": True},
         {"n_ctx": 400, "cannot_cut": True},
     ]
 )
@@ -88,6 +92,7 @@ def test_every_output_is_the_one_it_gives_alone_and_every_request_ends_once(
         h.submit(f"r{i}", step.prompt, priority=step.priority, cache_prompt=step.cache_prompt, **step.options(i))
         if step.no_room:
             h.backend.outcomes.append(DecodeOutcome.NO_ROOM)
+        h.backend.failing_puts += step.failing_puts
         if step.cancels is not None and step.cancels <= i:
             cancelled.add(f"r{step.cancels}")
             h.engine.cancel(f"execution-r{step.cancels}")

@@ -142,7 +142,7 @@ def test_a_cleared_sequence_leaves_the_others_alone(llama: LlamaBackend) -> None
 
 
 def test_slots_apart_have_a_share_of_the_context_each(open_llama: Open) -> None:
-    info = open_llama(n_ctx=2048, n_parallel=4, kv_unified=False).info
+    info = open_llama(n_ctx=2048, n_parallel=4, kv_unified="off").info
     assert (info.n_ctx, info.n_ctx_seq, info.max_request_tokens) == (2048, 512, 512)
 
 

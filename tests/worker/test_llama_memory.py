@@ -41,7 +41,7 @@ def alone(backend: LlamaBackend, tokens: list[int], seq_id: int = 3) -> Logits:
 
 @pytest.fixture(scope="module")
 def apart(open_llama: Callable[..., LlamaBackend]) -> LlamaBackend:
-    return open_llama(n_ctx=2048, n_parallel=4, kv_unified=False)
+    return open_llama(n_ctx=2048, n_parallel=4, kv_unified="off")
 
 
 @pytest.fixture(params=["unified", "apart"])
@@ -149,7 +149,7 @@ def test_sequences_for_prefixes_are_had_only_where_they_can_be_shared(
 
     assert count(open_llama(n_parallel=3, cached_prefixes=5)) == (8, 3, True)
     assert count(open_llama(n_parallel=250, n_ctx=8192, cached_prefixes=64)) == (256, 250, True)
-    assert count(open_llama(n_parallel=3, kv_unified=False)) == (3, 3, False)
+    assert count(open_llama(n_parallel=3, kv_unified="off")) == (3, 3, False)
     assert count(tiny("gemma2")) == (68, 4, True)
     assert count(tiny("mamba")) == (4, 4, True)
     assert count(tiny("jamba")) == (4, 4, True)
@@ -198,7 +198,7 @@ def close(row: Logits, wanted: Logits) -> bool:
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("kind", ["mamba", "jamba"])
 def test_a_state_is_shared_whole_or_not_at_all(tiny: Tiny, kind: str, unified: bool) -> None:
-    backend = tiny(kind, kv_unified=unified)
+    backend = tiny(kind, kv_unified="on" if unified else "off")
     tokens, more = some_tokens(40), some_tokens(6, 2)
     wanted = alone(backend, tokens + more)
     compute(backend, 0, tokens)
@@ -238,7 +238,7 @@ def test_a_state_cannot_be_cut(tiny: Tiny, kind: str) -> None:
 
 @pytest.mark.parametrize("unified", [True, False])
 def test_a_window_is_shared_and_cut_as_long_as_it_is_whole(tiny: Tiny, unified: bool) -> None:
-    backend = tiny("gemma2", kv_unified=unified)
+    backend = tiny("gemma2", kv_unified="on" if unified else "off")
     tokens, more = some_tokens(80), some_tokens(6, 2)
     wanted = alone(backend, tokens[:50] + more)
     compute(backend, 0, tokens)

@@ -61,7 +61,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("given", "bytes_of_a_number"),
-    [({}, 2), ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, 34 / 32), ({"kv_unified": False}, 2)],
+    [({}, 2), ({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}, 34 / 32), ({"kv_unified": "off"}, 2)],
 )
 def test_a_token_takes_what_the_shape_of_the_model_says(
     open_llama: Open, seen: list[Model], given: dict[str, Any], bytes_of_a_number: float

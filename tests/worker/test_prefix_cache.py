@@ -257,3 +257,166 @@ def test_what_is_asked_for_again_and_again_stays(monkeypatch: pytest.MonkeyPatch
         h.submit(f"again{i}", LONG * 5 + f"{i} times", cache_prompt=True, max_tokens=2)
         h.run()
         assert cached(h, f"again{i}") >= len(LONG * 5)
+
+
+# --- where each sequence has a buffer of its own ---
+
+OTHER = "quite another text, which has nothing in common with that. " * 3
+
+
+def split(n_parallel: int = 2, **backend: Any) -> Harness:
+    return harness(n_parallel, n_ctx=n_parallel * 400, kv_unified=False, **backend)
+
+
+def say(h: Harness, name: str, prompt: str) -> None:
+    h.submit(name, prompt, cache_prompt=True, max_tokens=4)
+    h.run()
+    assert h.text(name) == alone(name, prompt, max_tokens=4).text(name)
+
+
+def seq_ids(h: Harness) -> list[int]:
+    return [item.seq_id for item in h.backend.passes[-1]]
+
+
+def test_more_prefixes_are_kept_than_a_split_cache_has_sequences() -> None:
+    h = split()
+    prompts = [f"prompt {i}: {LONG}" for i in range(5)]
+    for i, prompt in enumerate(prompts):
+        say(h, f"first {i}", prompt)
+    for i, prompt in enumerate(prompts):
+        say(h, f"again {i}", prompt)
+        assert cached(h, f"again {i}") == len(prompt) - 1
+
+
+def test_the_oldest_parked_prefixes_go_first() -> None:
+    h = split(cached_prefixes=2)
+    for i in range(5):  # two are kept in the cache, two outside
+        say(h, f"first {i}", f"prompt {i}: {LONG}")
+    say(h, "oldest", f"prompt 0: {LONG}")
+    assert cached(h, "oldest") == 0
+    say(h, "newest", f"prompt 4: {LONG}")
+    assert cached(h, "newest") > len(LONG)
+
+
+def test_what_is_parked_takes_no_more_than_a_part_of_what_the_cache_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "PARKED_SHARE", 0.16)  # of 2 x 400 tokens of 16 bytes: two of these
+    h = split()
+    for i in range(6):
+        say(h, f"first {i}", f"prompt {i}: {LONG}")
+    say(h, "third", f"prompt 2: {LONG}")
+    assert cached(h, "third") > len(LONG)
+    say(h, "first", f"prompt 0: {LONG}")
+    assert cached(h, "first") == 0
+
+
+def test_a_prefix_that_cannot_be_put_back_is_computed_again() -> None:
+    h = split()
+    for i in range(3):
+        say(h, f"first {i}", f"prompt {i}: {LONG}")
+    h.backend.failing_puts = 1
+    say(h, "again", f"prompt 0: {LONG}")
+    assert (cached(h, "again"), h.backend.failing_puts) == (0, 0)
+
+
+def test_a_model_that_cannot_be_cut_parks_nothing() -> None:
+    h = split(cannot_cut=True)
+    for i in range(4):
+        say(h, f"first {i}", f"prompt {i}: {LONG}")
+    say(h, "again", f"prompt 0: {LONG}")
+    assert cached(h, "again") == 0
+
+
+def test_a_short_match_does_not_cost_a_long_prefix() -> None:
+    h = split()
+    say(h, "long", "the " + LONG)
+    say(h, "short", "the end")
+    say(h, "again", "the " + LONG)
+    assert cached(h, "again") == len("the " + LONG) - 1
+
+
+def test_a_request_that_shares_half_of_a_prefix_leaves_the_rest_to_its_owner() -> None:
+    h = split()
+    say(h, "whole", LONG + OTHER)
+    say(h, "half", LONG[:80] + "something else")
+    assert cached(h, "half") == 80
+    say(h, "again", LONG + OTHER)
+    assert cached(h, "again") == len(LONG + OTHER) - 1
+
+
+def test_sequences_that_compute_are_neighbours() -> None:
+    """llama.cpp takes only neighbours into one micro-batch, and goes through the whole model for each."""
+    h = split(6)
+    for i in range(6):
+        h.submit(f"r{i}", f"{i}: {LONG}", cache_prompt=True, max_tokens=40 if i in (0, 2, 5) else 5)
+    h.tick(20)
+    assert len(seq_ids(h)) == 3
+    assert seq_ids(h) == list(range(seq_ids(h)[0], seq_ids(h)[0] + 3))
+    h.run()
+    for i in range(6):
+        say(h, f"again {i}", f"{i}: {LONG}")
+        assert cached(h, f"again {i}") == len(f"{i}: {LONG}") - 1, "a move cost a kept prefix"
+    assert_as_alone(h, {f"r{i}": f"{i}: {LONG}" for i in (0, 2, 5)}, max_tokens=40)
+
+
+def test_sequences_are_not_moved_where_that_takes_longer_than_the_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "MOVE_PASSES", 0)
+    h = split(3)
+    for i in range(3):
+        h.submit(f"r{i}", f"{i}: {LONG}", max_tokens=5 if i == 1 else 40)
+    h.tick(20)
+    assert seq_ids(h) == [0, 2]
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_move_that_fails_costs_time_and_nothing_else(failures: int) -> None:
+    h = split(3)
+    for i in range(3):
+        h.submit(f"r{i}", f"{i}: {LONG}", cache_prompt=True, max_tokens=5 if i == 1 else 40)
+    h.tick(4)
+    h.backend.failing_puts = failures
+    h.run()
+    assert h.backend.failing_puts == 0
+    assert_as_alone(h, {"r0": f"0: {LONG}", "r2": f"2: {LONG}"}, max_tokens=40)
+
+
+# --- a split cache that becomes one ---
+
+
+def test_requests_within_their_shares_leave_the_cache_as_it_is() -> None:
+    h = split(can_unify=True)
+    for i in range(3):
+        h.submit(f"r{i}", f"{i}: {LONG}", max_tokens=100)
+    h.run()
+    assert not h.backend.info.kv_unified
+
+
+def test_a_request_may_outgrow_its_share_and_all_others_go_on() -> None:
+    h = split(3, can_unify=True)
+    h.submit("a", LONG, cache_prompt=True, max_tokens=300)
+    h.submit("b", OTHER, max_tokens=30, params=HOT)
+    h.submit("c", LONG + "again", cache_prompt=True, max_tokens=60)
+    h.run()
+    assert h.backend.info.kv_unified
+    assert_as_alone(h, {"a": LONG}, max_tokens=300)
+    assert_as_alone(h, {"b": OTHER}, max_tokens=30, params=HOT)
+    assert_as_alone(h, {"c": LONG + "again"}, max_tokens=60)
+
+
+def test_a_prompt_longer_than_a_share_is_served() -> None:
+    h = split(can_unify=True)
+    h.submit("running", OTHER, max_tokens=30)
+    h.tick(5)
+    h.submit("long", LONG * 3, max_tokens=10)
+    h.run()
+    assert_as_alone(h, {"running": OTHER}, max_tokens=30)
+    assert_as_alone(h, {"long": LONG * 3}, max_tokens=10)
+
+
+def test_what_is_more_than_all_shares_is_refused_with_both_numbers() -> None:
+    h = split(can_unify=True)
+    h.submit("long", LONG * 5, max_tokens=10)
+    h.run()
+    error = h.ended("long").error
+    assert error is not None
+    assert (str(len(LONG * 5) + 10) in error.message, "800" in error.message) == (True, True)
+    assert not h.backend.info.kv_unified

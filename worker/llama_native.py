@@ -17,7 +17,7 @@ from typing import Any
 # Both are read once, when the library is loaded. An aborting process must not start a debugger to print a backtrace.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 # OpenMP threads that wait spin for milliseconds by default. With one more busy process on two cores that left 3 to 20
-# tokens/s of 130; after a short spin they sleep, which left 50. Much shorter than this, and they sleep at every barrier.
+# tokens/s of 130; after a short spin they sleep, which left 50. If it is too short, they sleep at every barrier.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 from llama_cpp import llama_cpp as ll  # noqa: E402

@@ -312,7 +312,7 @@ class PrefixCache:
         return not sequence.in_use and sequence.state is None and self._may_give_up(sequence, length)
 
     def _may_give_up(self, sequence: Sequence, length: int) -> bool:
-        """Whether a request may cut a kept sequence to what it begins with: where it can be copied, if little is lost."""
+        """Whether a request may cut a kept sequence to its own beginning; where it can be copied, if little is lost."""
         return not self._parks or sequence.n_past - length <= length
 
     def _take_over(self, match: Match) -> Sequence | None:

@@ -287,7 +287,8 @@ def test_the_defaults_are_the_documented_ones() -> None:
     settings = load(WorkerSettings, {"model_path": "m.gguf"})
     documented = {
         "n_gpu_layers": 99, "n_ctx": 8192, "n_parallel": 4, "n_ubatch": 512, "chunk_size": 512, "max_queue": 0,
-        "cache_prompt": False, "batch_strategy": "decode_maximal", "kv_unified": "auto", "flush_s": 0.03, "drain_s": 20.0,
+        "cache_prompt": False, "batch_strategy": "decode_maximal", "kv_unified": "auto", "flush_s": 0.03,
+        "drain_s": 20.0,
         "result_ttl_s": 86_400, "failure_ttl_s": 604_800, "max_tokens": 256, "timeout_s": 600.0, "redis_wait_s": 30.0,
     }  # fmt: skip
     assert {field: getattr(settings, field) for field in documented} == documented

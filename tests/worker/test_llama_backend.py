@@ -256,3 +256,31 @@ def test_a_gpu_that_lies_idle_is_a_warning(monkeypatch: pytest.MonkeyPatch, kind
     monkeypatch.setattr(llama_device.ll, "llama_supports_gpu_offload", lambda: True)
     monkeypatch.setattr(llama_device, "device_names", lambda gpu: [])
     assert "driver" in (llama_device.unused_gpu_warning(99) or "")
+
+
+def test_a_context_begins_apart_and_becomes_one_buffer_for_a_request_that_needs_it(open_llama: Open) -> None:
+    backend = open_llama(n_ctx=4096, n_parallel=2)
+    tokens = tokens_of(backend, "The last day of the story began with a king who had lost his red house.")
+    before = row_alone(backend, tokens)
+    assert (backend.info.kv_unified, backend.info.n_ctx_seq, backend.info.n_seq_max) == (False, 2048, 2)
+    assert (backend.info.can_unify, backend.info.max_request_tokens) == (True, 4096)
+    backend.unify()
+    assert (backend.info.kv_unified, backend.info.n_ctx_seq, backend.info.n_seq_max) == (True, 4096, 66)
+    assert (backend.info.can_unify, backend.info.max_request_tokens) == (False, 4096)
+    assert np.abs(row_alone(backend, tokens, seq_id=40) - before).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("settings", "unified"),
+    [
+        ({"n_ctx": 4096, "n_parallel": 4}, False),
+        ({"n_ctx": 4096, "n_parallel": 5}, True),  # 819 tokens each
+        ({"n_ctx": 4096, "n_parallel": 4, "kv_unified": "on"}, True),
+        ({"n_ctx": 1024, "n_parallel": 4, "kv_unified": "off"}, False),
+        ({"n_ctx": 4096, "n_parallel": 1, "pooling": "mean"}, True),
+    ],
+)
+def test_buffers_are_apart_on_a_cpu_where_a_share_is_worth_it(
+    open_llama: Open, settings: dict[str, Any], unified: bool
+) -> None:
+    assert open_llama(**settings).info.kv_unified is unified

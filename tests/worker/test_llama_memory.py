@@ -277,3 +277,44 @@ def test_a_window_that_is_not_whole_any_more_is_neither_shared_nor_cut(tiny: Tin
     assert reuse(too_early + 1)
     row = compute(backend, 1 if how == "share" else 0, [9], too_early + 1)
     assert close(row, alone(other, [*tokens[: too_early + 1], 9]))
+
+
+def test_what_is_taken_out_goes_on_elsewhere_exactly_as_in_its_place(apart: LlamaBackend) -> None:
+    prefix, (first, second, *_) = texts(apart)
+    for seq_id in range(4):
+        apart.clear(seq_id)
+    compute(apart, 1, prefix + first)
+    state = apart.take(1)
+    in_place = compute(apart, 1, second, len(prefix + first))
+    for seq_id in (3, 1):  # another place, and its own after something else was there
+        apart.clear(seq_id)
+        assert apart.put(seq_id, state)
+        assert np.array_equal(compute(apart, seq_id, second, len(prefix + first)), in_place)
+
+
+def test_what_is_put_in_can_be_cut_to_a_prefix(apart: LlamaBackend) -> None:
+    prefix, (first, second, *_) = texts(apart)
+    wanted = alone(apart, prefix + second)
+    apart.clear(0)
+    compute(apart, 0, prefix + first)
+    state = apart.take(0)
+    apart.clear(2)
+    assert apart.put(2, state)
+    assert apart.cut(2, len(prefix))
+    assert np.abs(compute(apart, 2, second, len(prefix)) - wanted).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["mamba", "jamba"])
+def test_a_state_can_be_taken_out_and_put_in(tiny: Tiny, kind: str) -> None:
+    backend = tiny(kind, kv_unified="off")
+    tokens, more = some_tokens(40), some_tokens(6, 2)
+    compute(backend, 0, tokens)
+    state = backend.take(0)
+    wanted = compute(backend, 0, more, 40)
+    assert backend.info.can_move
+    assert backend.put(2, state)
+    assert np.array_equal(compute(backend, 2, more, 40), wanted)
+
+
+def test_nothing_is_taken_out_of_a_window_which_would_be_all_that_is_left_of_it(tiny: Tiny) -> None:
+    assert not tiny("gemma2", kv_unified="off").info.can_move

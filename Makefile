@@ -6,6 +6,7 @@
 #   make test [ARGS="-k stream"]     run the tests        make check   lint, format, types
 #   make bench-compare LLAMA_SERVER=PATH   Slotline and llama.cpp's own server side by side (ten minutes)
 #   make bench-cpu                   CPU time of a token by process and thread
+#   make chaos [KILLS=200] [SEED=1]  kill everything under jobs, streams and batches (minutes)
 #   make chaos-batch                 20,000 lines of a batch, everything killed twice (minutes)
 
 PYTHON ?= python3
@@ -26,7 +27,7 @@ endif
 LLAMA := $(VENV)/.llama-$(GPU)
 endif
 
-.PHONY: help up test check setup bench bench-compare bench-cpu chaos-batch clean
+.PHONY: help up test check setup bench bench-compare bench-cpu chaos chaos-batch clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -57,6 +58,9 @@ bench-compare: $(VENV)/.demo
 
 bench-cpu: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.cpu $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+chaos: $(VENV)/.test
+	$(BIN)/python -m tests.chaos --kills $(or $(KILLS),200) --seed $(or $(SEED),1) $(ARGS)
 
 chaos-batch: $(VENV)/.test
 	$(BIN)/python -m tests.chaos.batch $(ARGS)

@@ -131,8 +131,8 @@ class Comparison:
             figures = chat_turns(server.url, number)
         else:
             (workload,) = (w for w in WORKLOADS if w.name == name)
-            # Other words in each round, or what is compared is who remembers the prompts of the last one.
-            seed = ["--prompt-seed", str(7 + number)]
+            # Other words each time, or what is compared is who remembers the prompts of the last one.
+            seed = ["--prompt-seed", str(7 + number * len(NAMES) + NAMES.index(name))]
             figures = LoadRun(self._command, server.url)([*workload.flags.split(), *seed])
         used = {each: sum(cpu_since(each.process.pid, before[each]).values()) for each in self._servers}
         for other in others:

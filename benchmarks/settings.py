@@ -1,6 +1,6 @@
 """What settings of llama.cpp cost: the same passes with each of them, in turn, in one process.
 
-    python -m benchmarks.settings --seconds 120 plain split:kv_unified=false
+    python -m benchmarks.settings --seconds 120 plain split:kv_unified=off
     python -m benchmarks.settings --seconds 120 plain full:held=14000 full_off:held=14000,flash_attn=off
     python -m benchmarks.settings --seconds 120 plain small:n_ubatch=128 middle:n_ubatch=256
     python -m benchmarks.settings --seconds 120 --wall two:threads=2 one:threads=1 four:threads=4

@@ -33,6 +33,7 @@
         ├── DependencyFailed
         ├── JobCancelled
         ├── JobRemoved
+        ├── WorkerLost
         └── InternalError
 
 Each error carries a message for people, a `code` for programs and, where one field is to blame, its
@@ -271,6 +272,18 @@ class JobRemoved(GenerationError):
     """The job's record was removed by other means than the API while a reader followed it."""
 
     code = "job_removed"
+
+
+class WorkerLost(GenerationError):
+    """The processes that ran the job died, time after time, and it seems to be the cause."""
+
+    code = "worker_lost"
+
+    def __init__(self, crashes: int) -> None:
+        super().__init__(
+            f"the model process died {crashes} times while it worked on this job, each time at the same token, "
+            "the last time with no other job beside it; it is not tried again"
+        )
 
 
 class InternalError(GenerationError):

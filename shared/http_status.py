@@ -38,5 +38,6 @@ STATUS: dict[type[SlotlineError], int] = {
     tree.DependencyFailed: 409,
     tree.JobCancelled: 409,
     tree.JobRemoved: 410,
+    tree.WorkerLost: 500,
     tree.InternalError: 500,
 }

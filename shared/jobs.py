@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import redis
@@ -22,30 +23,35 @@ from rq.registry import (
 )
 from rq.utils import now, utcformat
 
+from shared.connection import again_if_lost
 from shared.errors import (
     DependencyFailed,
     InvalidRequest,
     JobAlreadyEnded,
     JobNotEnded,
     JobNotFound,
+    RedisUnavailable,
     SlotlineError,
 )
 from shared.lua import script
 from shared.names import (
+    DEADLINES,
     JOB_FUNCTION,
     JOBS_INDEX,
+    REPLICATED,
     SERIALIZER,
     doorbell_key,
     events_key,
     job_key,
     rq_queue_key,
+    webhook_key,
 )
-from shared.reading import answer_so_far
 from shared.records import JobRecord, job_object
 from shared.schemas import JobRequest
 from shared.settings import Settings
 from shared.stream import dumps
 from shared.submission import SubmitCall, Submitted, new_job
+from shared.webhooks.state import IDS_FIELD, URL_FIELD
 from shared.work import WorkStore
 
 
@@ -87,9 +93,11 @@ class JobStore(WorkStore):
             IdConflict: the id or the key belongs to a job with another body.
             QueueFull: the model already has `max_queue` waiting jobs.
             InvalidRequest: a dependency does not exist or can no longer succeed.
+            RedisUnavailable: it is stored, but fewer than `redis_wait_replicas` replicas have it. Sent again with the
+                same id or key, it is found there.
         """
         call = self._submit_call(request, model, parent, bound, notify, idempotency, idempotency_ttl_s)
-        return Submitted.of(self._submit(keys=call.keys, args=call.args))
+        return self._store_all([call])[0]
 
     def submit_many(
         self, requests: Sequence[JobRequest], model: str, *, parent: str | None = None, bound: str | None = None
@@ -97,15 +105,38 @@ class JobStore(WorkStore):
         """Store jobs in one round trip, each by itself: where one is refused, others may be queued all the same.
 
         Raises:
-            IdConflict, QueueFull, InvalidRequest: as `submit`, of the first one that is refused.
+            IdConflict, QueueFull, InvalidRequest, RedisUnavailable: as `submit`, of the first one that is refused.
         """
-        if len(requests) == 1:  # the pipeline would first ask whether the script is there
-            return [self.submit(requests[0], model, parent=parent, bound=bound)]
+        return self._store_all([self._submit_call(request, model, parent, bound) for request in requests])
+
+    def _store_all(self, calls: Sequence[SubmitCall]) -> list[Submitted]:
+        """Store jobs, once more where the reply was lost: what is there by then is found by its id."""
+        replies, replicas = again_if_lost(partial(self._send, calls))
+        submitted = [call.answer(reply) for call, reply in zip(calls, replies, strict=True)]
+        wanted = self.settings.redis_wait_replicas
+        if replicas < wanted:
+            ids = ", ".join(s.job_id for s in submitted[:3]) + (", …" if len(submitted) > 3 else "")
+            raise RedisUnavailable(
+                f"only {replicas} of {wanted} replicas of Redis have it in time; it is stored and may run: "
+                f"ask for {ids}, or send it again with the same id or Idempotency-Key"
+            )
+        return submitted
+
+    def _send(self, calls: Sequence[SubmitCall]) -> tuple[list[Any], int]:
+        """The answers of the script, and how many replicas are known to have what was written."""
+        wanted = self.settings.redis_wait_replicas
+        if len(calls) == 1 and not wanted:  # the pipeline would first ask whether the script is there
+            return [self._submit(keys=calls[0].keys, args=calls[0].args)], 0
         pipe = self.client.pipeline(transaction=False)
-        for request in requests:
-            call = self._submit_call(request, model, parent, bound)
+        for call in calls:
             self._submit(keys=call.keys, args=call.args, client=pipe)
-        return [Submitted.of(reply) for reply in pipe.execute()]
+        if not wanted:
+            return pipe.execute(), 0
+        # WAIT is for what its own connection wrote last; a job that is there already was written by another one.
+        pipe.set(REPLICATED, "1")
+        pipe.execute_command("WAIT", wanted, int(self.settings.redis_timeout_s * 500))
+        *replies, _, replicas = pipe.execute()
+        return replies, replicas
 
     def _submit_call(
         self,
@@ -118,7 +149,7 @@ class JobStore(WorkStore):
         idempotency_ttl_s: int = 0,
     ) -> SubmitCall:
         job = new_job(self.client, self.settings, request, model)
-        ours = {"sl_parent": parent, "sl_bound": bound, "sl_notify": notify}
+        ours = {"sl_parent": parent, "sl_bound": bound, "sl_notify": notify, URL_FIELD: request.webhook_url}
         return SubmitCall.of(job, request, model, idempotency, idempotency_ttl_s, ours)
 
     def cancel(self, job_id: str) -> dict[str, Any]:
@@ -130,7 +161,7 @@ class JobStore(WorkStore):
             JobNotFound: there is none.
             JobAlreadyEnded: it has completed or failed.
         """
-        outcome = self._end_waiting(self.fetch(job_id))
+        outcome = self.end_waiting(self.fetch(job_id))
         if outcome == "missing":
             raise JobNotFound(job_id)
         if outcome == "ended":
@@ -141,29 +172,38 @@ class JobStore(WorkStore):
 
     def cancel_many(self, job_ids: Sequence[str]) -> None:
         """Cancel those of some jobs that are there and have not ended, in a few round trips; see `cancel`."""
-        going = [record for record in self.fetch_many(job_ids) if record is not None and not record.is_over]
-        pipe = self.client.pipeline(transaction=False)
-        for record in going:
-            self._cancel(*self._cancel_call(record), client=pipe)
-        outcomes = pipe.execute()
-        self._end_dependents([r.id for r, outcome in zip(going, outcomes, strict=True) if outcome == b"cancelled"])
+        while going := [r for r in self.fetch_many(job_ids) if r is not None and not r.is_over]:
+            pipe = self.client.pipeline(transaction=False)
+            for record in going:
+                self._cancel(*self._cancel_call(record), client=pipe)
+            outcomes = dict(zip((record.id for record in going), pipe.execute(), strict=True))
+            self._end_dependents([job_id for job_id, outcome in outcomes.items() if outcome == b"cancelled"])
+            job_ids = [job_id for job_id, outcome in outcomes.items() if outcome == b"stale"]
 
-    def _end_waiting(self, record: JobRecord, error: SlotlineError | None = None) -> str:
-        """End a job that waits as cancelled, flag one that runs; the answer of the script."""
-        return str(self._cancel(*self._cancel_call(record, error)).decode())
+    def end_waiting(self, record: JobRecord, error: SlotlineError | None = None) -> str:
+        """End a job that waits as cancelled, flag one that runs.
+
+        Returns what came of it: `missing`, `ended`, `cancelled` or `running`.
+        """
+        while (outcome := self._cancel(*self._cancel_call(record, error)).decode()) == "stale":
+            # A worker took it, added to its text and gave it back since it was read.
+            try:
+                record = self.fetch(record.id)
+            except JobNotFound:
+                return "missing"
+        return str(outcome)
 
     def _cancel_call(self, record: JobRecord, error: SlotlineError | None = None) -> tuple[list[str], list[Any]]:
         """Keys and arguments of one `cancel` script call."""
         moment = now()
         ttl_s = record.result_ttl_s or self.settings.result_ttl_s
-        # What no worker has taken yet has no text.
-        tokens = self.stream.tokens(record.id) if record.attempts else []
+        said = self.said(record)
         final = job_object(
             record,
             status="cancelled",
             ended_at=moment.timestamp(),
             ttl_s=ttl_s if ttl_s > 0 else None,
-            **(answer_so_far(tokens) if tokens else {}),
+            **said.answer,
             finish_reason="cancelled",
             error=error.to_dict() if error else None,
         )
@@ -174,7 +214,7 @@ class JobStore(WorkStore):
             rq_queue_key(record.origin),
             *(registry(record.origin, self.client).key for registry in registries),
         ]
-        return keys, [record.id, dumps(final), ttl_s, utcformat(moment), int(moment.timestamp())]
+        return keys, [record.id, dumps(final), ttl_s, utcformat(moment), int(moment.timestamp()), said.tokens]
 
     def end_dependents(self, job_id: str) -> None:
         """End the jobs of ours that wait for one that can no longer complete; RQ would let them wait for ever."""
@@ -186,10 +226,15 @@ class JobStore(WorkStore):
             pipe.smembers(f"{job_key(job_id)}:dependents")
         waiting = {raw.decode(): job_id for job_id, found in zip(job_ids, pipe.execute(), strict=True) for raw in found}
         for record in self.fetch_many(list(waiting)):
-            if record is not None and record.rq_status == "deferred" and record.fingerprint is not None:
-                reason = f"job {waiting[record.id]!r}, which this one waited for, did not complete"
-                self._end_waiting(record, DependencyFailed(reason, "depends_on"))
-                self.end_dependents(record.id)
+            if record is not None:
+                self.end_dependent(record, waiting[record.id])
+
+    def end_dependent(self, record: JobRecord, dependency_id: str) -> None:
+        """End a job of ours that waits for one that can no longer complete, and those that wait for it."""
+        if record.rq_status == "deferred" and record.fingerprint is not None:
+            reason = f"job {dependency_id!r}, which this one waited for, did not complete"
+            self.end_waiting(record, DependencyFailed(reason, "depends_on"))
+            self.end_dependents(record.id)
 
     def erase(self, job_id: str) -> None:
         """Remove every trace of a job: record, prompt, text and log. A running one is cancelled by its worker.
@@ -202,7 +247,7 @@ class JobStore(WorkStore):
             with suppress(JobAlreadyEnded):  # by now
                 self.cancel(job_id)
             self.end_dependents(job_id)
-        idempotency = self.client.hget(job_key(job_id), "sl_idempotency")
+        idempotency, webhooks = self.client.hmget(job_key(job_id), "sl_idempotency", IDS_FIELD)
         try:
             Job.fetch(job_id, connection=self.client, serializer=SERIALIZER).delete()
         except NoSuchJobError:
@@ -211,7 +256,10 @@ class JobStore(WorkStore):
         pipe.delete(events_key(job_id))
         if idempotency and self.client.get(idempotency) == job_id.encode():
             pipe.delete(idempotency)
+        for webhook_id in (webhooks or b"").decode().split():
+            pipe.delete(webhook_key(webhook_id))  # whoever claims it next takes it out of the outbox
         pipe.zrem(JOBS_INDEX, job_id)
+        pipe.zrem(DEADLINES, job_id)
         pipe.execute()
         self.stream.say_removed(job_id)
 
@@ -231,6 +279,7 @@ class JobStore(WorkStore):
         if record.rq_status == "started":
             raise JobNotEnded(f"job {job_id!r} is still being let go by its worker; try again", "id")
         registries = (FailedJobRegistry, CanceledJobRegistry)
+        moment, limit_s = now(), queue_timeout_of(record)
         outcome = self._retry(
             keys=[
                 job_key(job_id),
@@ -238,14 +287,25 @@ class JobStore(WorkStore):
                 rq_queue_key(record.origin),
                 doorbell_key(record.model, record.priority),
                 *(registry(record.origin, self.client).key for registry in registries),
+                DEADLINES,
             ],
-            args=[job_id, utcformat(now())],
+            args=[job_id, utcformat(moment), "" if limit_s is None else moment.timestamp() + limit_s],
         ).decode()
         if outcome == "missing":
             raise JobNotFound(job_id)
         if outcome != "ok":
             raise JobNotEnded(f"job {job_id!r} was changed at the same time: it is {outcome} now", "id")
         return self.view(job_id)
+
+
+def queue_timeout_of(record: JobRecord) -> float | None:
+    """How many seconds a job may wait; None for as long as it takes, or where its payload cannot be read."""
+    try:
+        limit_s = request_of(record).get("queue_timeout_s")
+    except InvalidRequest:
+        return None
+    # What RQ's users have queued is checked when a worker takes it.
+    return float(limit_s) if isinstance(limit_s, int | float) else None
 
 
 def request_of(record: JobRecord) -> dict[str, Any]:

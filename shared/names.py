@@ -26,8 +26,12 @@ DEFAULT_TENANT = "default"
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]{0,127}")
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
+DEADLINES = "slotline:deadlines"  # zset: id of each job that may wait only so long, by the second to look at it
 JOBS_INDEX = "slotline:jobs"  # zset: job id by creation time in ms
 MODELS = "slotline:models"  # zset: model name by the time it was first served
+KNOWN_RUN = "slotline:run"  # string: run id of the server process in which workers have registered what they hold
+SETTLING = "slotline:settling"  # set: workers that have yet to do so in a new one; nothing is pulled while it is there
+REPLICATED = "slotline:replicated"  # string: written before each wait for replicas, so that it is for all before it
 RQ_QUEUES = "rq:queues"  # set: key of every queue that RQ knows
 WORKERS = "slotline:workers"  # set: names of workers that may hold jobs
 
@@ -158,6 +162,14 @@ def file_parts_key(file_id: str) -> str:
 def file_users_key(file_id: str) -> str:
     """The set of open batches that a file is the input or a result of."""
     return f"slotline:file:{file_id}:batches"
+
+
+WEBHOOKS = "slotline:webhooks"  # zset: id of each webhook not yet delivered by the ms at which it is due
+
+
+def webhook_key(webhook_id: str) -> str:
+    """The hash of a webhook that is not yet delivered."""
+    return f"slotline:webhook:{webhook_id}"
 
 
 def batch_lease_key(batch_id: str) -> str:

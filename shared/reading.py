@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import redis
 from rq.job import Job
 from rq.results import Result
 
+from shared.ahead import Ahead
 from shared.errors import InternalError, JobNotFound
-from shared.names import JOBS_INDEX, PRIORITIES, SERIALIZER, events_key, job_key, queue_name, rq_queue_key
+from shared.names import JOBS_INDEX, SERIALIZER, events_key, job_key
 from shared.records import JobRecord, job_object
 from shared.stream import Event, TokenStream
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a job has come to: the tokens its log goes up to, and what they are as fields of its object."""
+
+    tokens: int
+    answer: dict[str, Any]
 
 
 class JobReader:
@@ -22,6 +32,7 @@ class JobReader:
     def __init__(self, client: redis.Redis) -> None:
         self.client: Any = client  # redis-py types every reply as str or bytes or a promise of one
         self.stream = TokenStream(client)
+        self.ahead = Ahead(client)
 
     def fetch(self, job_id: str) -> JobRecord:
         """The stored job.
@@ -60,16 +71,21 @@ class JobReader:
         last = Event.from_entry(entries[0]) if entries else None
         if last is not None and last.is_terminal and record.is_over:
             final: dict[str, Any] = last.json()
-            return final
+            # The log is fixed, and webhooks are sent after the end.
+            return {**final, "webhook": record.webhook}
         return self.live_view(record, last)
 
     def live_view(self, record: JobRecord, last: Event | None = None) -> dict[str, Any]:
-        """The job object of a job that has no terminal event (yet)."""
-        position = self._position(record) if record.rq_status == "queued" else None
+        """The job object of a job that has no terminal event (yet, or any more)."""
+        result = self._rq_result(record.id) if record.is_over else None
+        if (final := _final_in(result, record)) is not None:
+            # The log has expired before the record.
+            return {**final, "webhook": record.webhook}
+        ahead = self.ahead.of(record.id) if record.rq_status == "queued" else None
         has_text = record.status != "queued" or (last is not None and last.id.tokens > 0)
         answer = answer_so_far(self.stream.tokens(record.id)) if has_text else {}
         if not record.is_over:
-            return job_object(record, position=position, **answer)
+            return job_object(record, position=None if ahead is None else ahead + 1, **answer)
         # RQ's own tools ended it and wrote no event.
         ttl_s = self.client.ttl(job_key(record.id))
         return job_object(
@@ -78,24 +94,19 @@ class JobReader:
             ttl_s=ttl_s if ttl_s > 0 else None,
             ended_at=record.ended_at or time.time(),
             finish_reason="cancelled" if record.status == "cancelled" else None,
-            error=self._rq_error(record.id) if record.status == "failed" else None,
+            error=_rq_error(result) if record.status == "failed" else None,
         )
 
-    def _rq_error(self, job_id: str) -> dict[str, Any]:
-        """What RQ noted of a failure that was not ours: the last line of the traceback."""
-        result = Result.fetch_latest(Job(job_id, connection=self.client, serializer=SERIALIZER), serializer=SERIALIZER)
-        lines = (result.exc_string or "").strip().splitlines() if result else []
-        return InternalError(lines[-1] if lines else "the job failed outside Slotline").to_dict()
+    def said(self, record: JobRecord) -> Said:
+        """What a job that no worker has now has said so far."""
+        # One that was queued again after its end says everything anew, and what no worker has taken has no log.
+        events = list(self.stream.replay(record.id)) if record.attempts and record.end is None else []
+        tokens = [event.json() for event in events if event.name == "token"]
+        return Said(events[-1].id.tokens if events else 0, answer_so_far(tokens) if tokens else {})
 
-    def _position(self, record: JobRecord) -> int | None:
-        ahead = PRIORITIES[: PRIORITIES.index(record.priority)]
-        pipe = self.client.pipeline(transaction=False)
-        # From the end: a job is looked at most often when it has just been queued.
-        pipe.lpos(rq_queue_key(record.origin), record.id, rank=-1)
-        for priority in ahead:
-            pipe.llen(rq_queue_key(queue_name(record.model, priority)))
-        place, *more_urgent = pipe.execute()
-        return None if place is None else place + 1 + sum(more_urgent)
+    def _rq_result(self, job_id: str) -> Result | None:
+        """What RQ's record has of the job's last end."""
+        return Result.fetch_latest(Job(job_id, connection=self.client, serializer=SERIALIZER), serializer=SERIALIZER)
 
     def newest(self, after: str | None = None) -> Iterator[JobRecord]:
         """All stored jobs, newest first, those later than the job `after`; expired ones are skipped.
@@ -114,6 +125,20 @@ class JobReader:
             # Jobs that came or went meanwhile have moved the places of all others.
             ranks = (self.client.zrevrank(JOBS_INDEX, job_id) for job_id in reversed(ids))
             start = next((rank + 1 for rank in ranks if rank is not None), start)
+
+
+def _final_in(result: Result | None, record: JobRecord) -> dict[str, Any] | None:
+    """The job object that RQ has stored of a completed job, if it is of this end and not of an earlier one."""
+    value = result.return_value if result is not None else None
+    if not isinstance(value, dict) or (value.get("status"), value.get("attempts")) != (record.status, record.attempts):
+        return None
+    return value
+
+
+def _rq_error(result: Result | None) -> dict[str, Any]:
+    """What RQ noted of a failure that was not ours: the last line of the traceback."""
+    lines = (result.exc_string or "").strip().splitlines() if result else []
+    return InternalError(lines[-1] if lines else "the job failed outside Slotline").to_dict()
 
 
 def answer_so_far(tokens: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from shared.names import Priority, queue_name, split_queue_name
 from shared.schemas import JobStatus
+from shared.webhooks.state import webhook_of
 
 #: RQ's status to ours. `created` is a job that was saved but not enqueued.
 STATUS: dict[str, JobStatus] = {
@@ -27,6 +28,23 @@ STATUS: dict[str, JobStatus] = {
     "stopped": "cancelled",
     "canceled": "cancelled",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTime:
+    """Seconds that a job has been in slots, of whatever workers, and how many of them until its first token."""
+
+    used_s: float
+    prompt_s: float | None = None
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """As fields of the job's hash."""
+        prompt = {} if self.prompt_s is None else {"sl_prompt_ms": round(self.prompt_s * 1000)}
+        return {"sl_used_ms": round(self.used_s * 1000), **prompt}
+
+
+NO_TIME = SlotTime(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +64,10 @@ class JobRecord:
     failure_ttl_s: int | None
     retries_left: int
     attempts: int
+    #: As last noted.
+    slot_time: SlotTime
+    #: How many times in a row its process died while it was at work, without a token gained in between.
+    crashes: int
     worker: str
     execution: str | None
     cancelling: bool
@@ -55,6 +77,8 @@ class JobRecord:
     #: The web process whose caller waits for it; None for a job that lives on by itself.
     bound: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    #: What is shown of its webhook (`WebhookState`).
+    webhook: dict[str, Any] | None = None
     raw_data: bytes = b""
 
     @classmethod
@@ -81,6 +105,8 @@ class JobRecord:
             failure_ttl_s=_integer(raw.get(b"failure_ttl")),
             retries_left=_integer(raw.get(b"retries_left")) or 0,
             attempts=_integer(raw.get(b"sl_attempts")) or 0,
+            slot_time=_slot_time(raw),
+            crashes=_integer(raw.get(b"sl_crashes")) or 0,
             worker=text(b"worker_name") or "",
             execution=text(b"sl_exec"),
             cancelling=b"sl_cancel" in raw,
@@ -89,6 +115,7 @@ class JobRecord:
             parent=text(b"sl_parent"),
             bound=text(b"sl_bound"),
             metadata=_metadata(raw.get(b"meta")),
+            webhook=webhook_of(raw),
             raw_data=raw.get(b"data", b""),
         )
 
@@ -118,6 +145,8 @@ class JobRecord:
             failure_ttl_s=None,
             retries_left=0,
             attempts=0,
+            slot_time=NO_TIME,
+            crashes=0,
             worker="",
             execution=None,
             cancelling=False,
@@ -145,8 +174,8 @@ class JobRecord:
 
     @property
     def _is_handed_back_cancelled(self) -> bool:
-        """Whether its worker gave it back between the cancel and letting go; whoever pulls it next ends it."""
-        return self.rq_status == "queued" and self.cancelling and not self.end
+        """Whether its worker gave it back, or is to try it again, between the cancel and letting go."""
+        return STATUS.get(self.rq_status) == "queued" and self.cancelling and not self.end
 
     @property
     def is_over(self) -> bool:
@@ -221,6 +250,7 @@ def job_object(
         "retries_left": record.retries_left,
         "parent": record.parent,
         "metadata": record.metadata,
+        "webhook": record.webhook,
         "links": {
             "self": f"/v1/jobs/{record.id}",
             "events": f"/v1/jobs/{record.id}/events",
@@ -238,6 +268,11 @@ def _seconds(value: str | None) -> float | None:
     if moment is None:
         return None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _slot_time(raw: Mapping[bytes, bytes]) -> SlotTime:
+    used_ms, prompt_ms = _integer(raw.get(b"sl_used_ms")), _integer(raw.get(b"sl_prompt_ms"))
+    return SlotTime((used_ms or 0) / 1000, None if prompt_ms is None else prompt_ms / 1000)
 
 
 def _integer(value: bytes | None) -> int | None:

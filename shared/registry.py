@@ -57,6 +57,8 @@ class WorkerStats:
     prefilling_slots: int = 0
     waiting_requests: int = 0
     queue_depth: int = 0
+    #: Seconds that the jobs which ended last were in a slot; None before the first.
+    job_s: float | None = None
     last_tick_age_s: float = 0.0
     ticks_total: int = 0
     tokens_total: int = 0

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from shared.schemas import FinishReason, JobStatus, Strict, ToolCall
+from shared.schemas import FinishReason, JobStatus, PauseReason, Strict, ToolCall
+from shared.webhooks.state import WebhookState
 
 
 class Usage(Strict):
@@ -88,6 +89,7 @@ class JobObject(Strict):
     retries_left: int
     parent: str | None = Field(description="The call of several choices that it belongs to.")
     metadata: dict[str, Any]
+    webhook: WebhookState | None = Field(description="What became of the webhook to `webhook_url`.")
     links: dict[str, str]
 
 
@@ -125,3 +127,45 @@ class TokenEvent(Strict):
     reasoning_content: str | None = Field(None, description="Only there where the text is part of the reasoning.")
     tool_calls: list[ToolCallDelta] | None = Field(None, description="Only there where it is part of tool calls.")
     logprobs: TokenLogprob | None = Field(None, description="Only there where asked for.")
+
+
+class QueuedEvent(Strict):
+    """Data of a `queued` event: the job waits for a slot. Both numbers are estimates, null where there is none."""
+
+    ahead: int | None = Field(description="Jobs that are to be taken before it.")
+    estimate_s: float | None = Field(description="Seconds until it gets a slot; null while no worker is there.")
+
+
+class StartedEvent(Strict):
+    """Data of `started`, and of `resumed` after an interruption: the job has a slot."""
+
+    prompt_tokens: int
+    tokens: int = Field(description="Tokens generated before, so the index that comes next.")
+
+
+class ProgressEvent(Strict):
+    """Data of a `progress` event: how much of a long prompt is computed, tokens of an interrupted answer included."""
+
+    done: int
+    total: int
+
+
+class PausedEvent(Strict):
+    """Data of a `paused` event: the job has lost its slot and goes on later, behind the tokens it has."""
+
+    tokens: int = Field(description="Tokens generated so far, so the index that comes next.")
+    reason: PauseReason = Field(
+        description="A more urgent job took the slot; the KV cache was full; or the worker is stopping."
+    )
+
+
+class GapEvent(Strict):
+    """Data of a `gap` event: events of the log are lost, and this stands for all tokens before the index `tokens`.
+
+    Its texts replace what came before. All three are null where they are lost too, until the end brings the result.
+    """
+
+    tokens: int = Field(description="The index that comes next.")
+    text: str | None
+    reasoning_content: str | None
+    tool_calls: list[ToolCall] | None

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from shared.names import DEFAULT_MODEL, JOB_ID, Priority
+from shared.webhooks.url import WebhookUrl
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
@@ -33,6 +34,9 @@ JobId = Annotated[str, Field(pattern=f"^{JOB_ID.pattern}$")]
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "timeout"]
 JobStatus = Literal["queued", "running", "completed", "failed", "cancelled"]
+
+#: Why a job lost its slot: a more urgent one took it, the KV cache was full, or its worker is stopping.
+PauseReason = Literal["displaced", "no_room", "drained"]
 
 #: Names of the events of a job. Only `token` has an index; `done` and `failed` are the last of their stream.
 TERMINAL_EVENTS = ("done", "failed")
@@ -364,6 +368,7 @@ class JobRequest(GenerationRequest, ChatSpelling):
     retries: int = Field(0, ge=0, le=100, description="Times to try again after a failure that may pass.")
     result_ttl_s: int | None = Field(None, ge=1, le=366 * 86_400, description="How long the ended job is kept.")
     metadata: dict[str, Any] | None = Field(None, description="Kept with the job and given back; at most 16 KiB.")
+    webhook_url: WebhookUrl | None = Field(None, description="Told, by a signed POST, when the job has ended.")
 
     @field_validator("run_at", mode="before")
     @classmethod

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from shared.names import DEFAULT_MODEL, MODEL_NAME
+from shared.webhooks.signing import keys_of
 
 PREFIX = "SLOTLINE_"
 
@@ -26,6 +27,9 @@ NAME_RULE = "must begin with a letter or digit and hold at most 128 of letters, 
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Days = 86_400
+
+#: Never shown, not even where they are wrong.
+SECRETS = {"webhook_secret"}
 
 S = TypeVar("S", bound="Settings")
 
@@ -44,6 +48,7 @@ class Settings(BaseSettings):
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis or Valkey, 7.0 or newer.")
     redis_timeout_s: Seconds = Field(5.0, description="Time limit of one Redis command.")
     redis_wait_s: float = Field(30.0, ge=0, description="How long to wait for Redis at start before giving up.")
+    redis_wait_replicas: int = Field(0, ge=0, description="Replicas that must have a job before it counts as accepted.")
     result_ttl_s: int = Field(Days, gt=0, description="How long a completed or cancelled job is kept.")
     failure_ttl_s: int = Field(7 * Days, gt=0, description="How long a failed job is kept.")
     timeout_s: Seconds = Field(600.0, description="Time in a slot a job may use, unless it says otherwise.")
@@ -77,6 +82,22 @@ class WebSettings(Settings):
     idempotency_ttl_s: int = Field(Days, gt=0, description="How long an Idempotency-Key is remembered.")
     bound_lease_s: Seconds = Field(5.0, description="A dead web process's completions end after this long.")
     max_file_bytes: int = Field(200 * 1024 * 1024, gt=0, description="Largest uploaded file.")
+    webhook_secret: str = Field(
+        "", repr=False, description="Signs webhooks; whsec_ and base64. Several, with spaces, all sign. Empty: none."
+    )
+    webhook_allow_private: bool = Field(False, description="Send webhooks to addresses that are not public too.")
+    webhook_timeout_s: float = Field(10.0, gt=0, le=60, description="Time limit of one attempt to send a webhook.")
+    webhook_backoff_s: Seconds = Field(5.0, description="Wait after a first failed attempt; the next are longer.")
+    webhook_retry_s: float = Field(
+        float(Days), ge=0, allow_inf_nan=False, description="A webhook is tried again for this long."
+    )
+    webhook_senders: int = Field(16, ge=1, le=256, description="Webhooks one web process sends at the same time.")
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _known_form(cls, value: str) -> str:
+        keys_of(value)
+        return value.strip()
 
 
 class BatchSettings(Settings):
@@ -159,6 +180,9 @@ class WorkerSettings(Settings):
     pause_s: float = Field(5.0, ge=0, description="A displaced job waits this long here, then in front of its queue.")
     age_s: Seconds = Field(300.0, description="A job that waits this long is taken in the order of the next priority.")
     lease_s: Seconds = Field(5.0, description="A worker that has not renewed its lease this long counts as dead.")
+    stall_timeout_s: float = Field(
+        120.0, ge=0, description="A model process whose engine stands still this long is ended and replaced; 0: never."
+    )
 
     @field_validator("n_parallel", mode="wrap")
     @classmethod
@@ -238,4 +262,5 @@ def _line(error: Any, given: Mapping[str, Any]) -> str:
     if error["type"] == "missing":
         return f"{flag} (or {PREFIX}{field.upper()}) is required"
     shown = re.sub(r"//[^@/]*@", "//…@", repr(error["input"]))  # a Redis URL may hold a password
+    shown = "…" if field in SECRETS else shown
     return f"{name}={shown}: {error['msg'].removeprefix('Value error, ')}"

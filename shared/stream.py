@@ -21,6 +21,8 @@ from shared.lua import script
 from shared.names import events_key, job_key
 from shared.schemas import TERMINAL_EVENTS
 
+#: How long the log of a job that is gone can still be read.
+LAST_LOOK_S = 60
 #: Entries read from a log in one round trip.
 PAGE = 1000
 
@@ -51,8 +53,13 @@ START = EventId(0, 0)
 #: What the channel carries, as `append.lua` and `commit.lua` put it together.
 _MESSAGE = re.compile(rb'\{"event":"(\w+)","id":"(\d+)-(\d+)","data":(\{.*\})\}', re.DOTALL)
 
-#: Goes out on the channel alone, when a job's record and log are gone: readers should look at the record.
+#: The id of what goes out on the channel alone. It takes no place among the events of the log.
+UNLOGGED = START
+
+#: Unlogged: a job's record and log are gone, so readers should look at the record.
 REMOVED = "removed"
+#: Unlogged: how a job is coming on that has said nothing for a while.
+QUEUED, PROGRESS = "queued", "progress"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +72,9 @@ class Event:
 
     @property
     def index(self) -> int | None:
-        """The index of a `token` event, otherwise None."""
-        return self.id.tokens - 1 if self.id.step == 0 else None
+        """The index of a `token` event, or of the last token that a `gap` stands for; None of any other."""
+        tokens, step = self.id
+        return tokens - 1 if step == 0 and tokens else None
 
     @property
     def is_terminal(self) -> bool:
@@ -99,7 +107,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One event to write: whose it is, and where it goes (`5-0`, or `4-*` for the next without an index)."""
+    """One event to write: whose it is, and where it goes.
+
+    That is `5-0`, or `4-*` for the next without an index, or nowhere (empty): it goes out on the channel alone.
+    """
 
     job_id: str
     execution: str
@@ -184,7 +195,16 @@ class TokenStream:
 
     def say_removed(self, job_id: str) -> None:
         """Tell readers that the job is gone."""
-        self.client.publish(events_key(job_id), dumps({"event": REMOVED, "id": str(START), "data": {}}))
+        self.client.publish(events_key(job_id), dumps({"event": REMOVED, "id": str(UNLOGGED), "data": {}}))
+
+    def let_go(self, job_ids: Sequence[str]) -> None:
+        """Let the logs of jobs that are gone expire, if they do not yet, and tell readers of those that have one."""
+        pipe = self.client.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipe.expire(events_key(job_id), LAST_LOOK_S, lt=True)
+        for job_id, has_log in zip(job_ids, pipe.execute(), strict=True):
+            if has_log:
+                self.say_removed(job_id)
 
     def tokens(self, job_id: str) -> list[dict[str, Any]]:
         """The data of the token events so far."""
@@ -206,6 +226,11 @@ class EventWriter:
         self._sha = stream.append_sha
         self._in_flight: tuple[Sequence[Append], AppendCall] | None = None
         self._sent = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the reply to the last call is still to be read."""
+        return self._in_flight is not None
 
     def send(self, events: Sequence[Append]) -> list[str]:
         """Write events. Returns the execution ids that the call before this one was refused for.

@@ -16,6 +16,7 @@ from rq.utils import now
 
 from shared.errors import IdConflict, InvalidRequest, QueueFull
 from shared.names import (
+    DEADLINES,
     JOB_FUNCTION,
     JOBS_INDEX,
     RQ_QUEUES,
@@ -61,10 +62,14 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class SubmitCall:
-    """The keys and arguments of one `submit` script call."""
+    """The keys and arguments of one `submit` script call.
+
+    `drawn` is the job's id if it was made up here, so that nobody else can have sent it.
+    """
 
     keys: list[str]
     args: list[Any]
+    drawn: str | None
 
     @classmethod
     def of(
@@ -93,6 +98,7 @@ class SubmitCall:
             ScheduledJobRegistry(origin, job.connection).key,
             DeferredJobRegistry(origin, job.connection).key,
             RQ_QUEUES,
+            DEADLINES,
         ]
         args = [
             job.id,
@@ -102,11 +108,20 @@ class SubmitCall:
             run_at,
             origin,
             idempotency_ttl_s if idempotency else 0,
+            "" if request.queue_timeout_s is None else max(time.time(), run_at) + request.queue_timeout_s,
             len(dependencies),
             *dependencies,
             *(x for pair in stored.items() for x in pair),
         ]
-        return cls(keys, args)
+        return cls(keys, args, None if request.id else job.id)
+
+    def answer(self, reply: tuple[bytes, bytes]) -> Submitted:
+        """Read the answer of the script; raises as `Submitted.of`.
+
+        A job with an id of ours that is there already is new all the same: it was the first reply that was lost.
+        """
+        found = Submitted.of(reply)
+        return Submitted(found.job_id, found.created or found.job_id == self.drawn)
 
 
 def new_job(client: redis.Redis, settings: Settings, request: JobRequest, model: str) -> Job:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ProtocolError,
         ResultTimeout,
         SlotlineClientError,
+        StreamGap,
         StreamTimeout,
         WaitTimeout,
     )
@@ -47,6 +48,7 @@ __all__ = [
     "Result",
     "ResultTimeout",
     "SlotlineClientError",
+    "StreamGap",
     "StreamTimeout",
     "Token",
     "TokenStream",

@@ -4,6 +4,7 @@
     ├── ApiError            the server refused; `status`, `code`, `param`
     ├── ConnectionFailed    nobody answers, or an answer was lost; also a `ConnectionError`
     ├── ProtocolError       what came back is not what the API promises
+    ├── StreamGap           tokens of a stream are lost; the job's result has them; `job_id`
     ├── WaitTimeout         our patience ended; the job lives on; also a `TimeoutError`
     │   ├── ResultTimeout
     │   └── StreamTimeout
@@ -77,6 +78,14 @@ class ConnectionFailed(SlotlineClientError, ConnectionError):
 
 class ProtocolError(SlotlineClientError):
     """The answer is not of this API: another server, a proxy's page, or a defect."""
+
+
+class StreamGap(SlotlineClientError):
+    """The server has lost tokens of a stream. The job's result has them, and the stream can be read on behind them."""
+
+    def __init__(self, message: str, job_id: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
 
 
 class WaitTimeout(SlotlineClientError, TimeoutError):

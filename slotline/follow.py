@@ -21,7 +21,10 @@ PASSING = (429, 502, 503, 504)
 
 
 class Follower:
-    """The events of a job, each token once and in order. It is used by one thread and must be closed."""
+    """The events of a job, each token once and in order, or a `gap` in place of those that the server has lost.
+
+    It is used by one thread and must be closed.
+    """
 
     def __init__(self, transport: Transport, job_id: str, after: int = -1) -> None:
         self._transport = transport
@@ -115,6 +118,9 @@ class Follower:
                 return True
             self._next_index += 1
             self._gaps = 0
+        elif event.name == "gap":
+            # The server has the tokens up to there no more; what it has of them comes with the event.
+            self._next_index = max(self._next_index, event.json()["tokens"])
         self._failures = 0
         self._ready.append(event)
         return True

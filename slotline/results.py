@@ -14,8 +14,8 @@ class Token:
 
     Attributes:
         text: may be empty while half a character or a possible stop string is held back.
-        index: 0, 1, 2 … without holes.
-        token: its id; None for text that was held back to the very end.
+        index: 0, 1, 2 … without holes, but where one stands for several that the server has lost.
+        token: its id; None for text that was held back to the very end, and where it stands for several.
     """
 
     text: str

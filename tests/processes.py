@@ -130,13 +130,27 @@ class WorkerProcess(Service):
 
     def kill(self) -> None:
         """End parent and model process at once, as a power cut would."""
-        self.process.kill()
-        self.process.wait()
+        self.kill_parent()
         try:
-            os.kill(self.model_pid, signal.SIGKILL)
+            self.kill_model()
         except ProcessLookupError:
             return
+
+    def kill_parent(self) -> None:
+        """End the parent alone."""
+        self.process.kill()
+        self.process.wait()
+
+    def kill_model(self) -> None:
+        """End the model process alone."""
+        os.kill(self.model_pid, signal.SIGKILL)
         eventually(lambda: not _alive(self.model_pid), "the model process is gone")
+
+    def send(self, *signals: signal.Signals) -> None:
+        """Send signals to parent and model process."""
+        for number in signals:
+            self.process.send_signal(number)
+            os.kill(self.model_pid, number)
 
 
 class WebProcess(Service):

@@ -10,8 +10,8 @@ from flask_openapi.openapi import OpenAPI
 
 from shared.results import ErrorResponse
 from shared.settings import WebSettings
-from webapi import batches, docs, errors, events, files, health, jobs, models, openai, stats, tokens
-from webapi.services import EXTENSION, Services, services
+from webapi import batches, docs, errors, events, files, health, jobs, models, openai, stats, tokens, webhooks
+from webapi.services import EXTENSION, Services, services, services_of
 from webapi.validation import refuse
 
 
@@ -25,6 +25,7 @@ def create_app(settings: WebSettings) -> Flask:
         validation_error_model=ErrorResponse,
         validation_error_callback=refuse,
         static_folder=None,
+        openapi_extensions={"webhooks": webhooks.described()},
     )
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.json.sort_keys = False  # type: ignore[attr-defined]
@@ -32,8 +33,10 @@ def create_app(settings: WebSettings) -> Flask:
     # A doubled slash is a wrong address, not a reason for a redirect page.
     app.url_map.merge_slashes = False
     app.extensions[EXTENSION] = Services.build(settings)
+    services_of(app).webhooks.start()
+    services_of(app).deadlines.enter()
     errors.register(app)
-    for module in (jobs, events, openai, files, batches, tokens, models, stats, health):
+    for module in (jobs, events, openai, files, batches, tokens, models, stats, health, webhooks):
         app.register_api(module.bp)
     app.register_blueprint(docs.bp)
     app.after_request(_count)

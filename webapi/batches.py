@@ -16,6 +16,7 @@ from webapi.files import page
 from webapi.idempotency import IdempotencyHeader
 from webapi.services import services
 from webapi.validation import read_body
+from webapi.webhooks import check_webhook
 
 bp = blueprint("batches", "batches")
 
@@ -60,6 +61,7 @@ def create(header: IdempotencyHeader) -> Response:
     What is wrong with the lines makes a batch that turns `failed`, with an entry for each bad line in `errors`.
     """
     asked = read_body(BatchRequest)
+    check_webhook(services().settings, asked.webhook_url)
     expires = asked.output_expires_after
     batch = services().batches.create(
         asked.input_file_id,
@@ -68,6 +70,7 @@ def create(header: IdempotencyHeader) -> Response:
         asked.metadata,
         expires.seconds if expires else None,
         header.checked_key,
+        asked.webhook_url,
     )
     return jsonify(batch.shown())
 

@@ -84,7 +84,9 @@ class Bound:
 
     def _renew(self) -> None:
         moment = time.monotonic()
-        self._client.set(web_lease_key(self.id), "1", px=self._lease_ms)
+        # A Redis that is full takes this, unlike SET.
+        if not self._client.pexpire(web_lease_key(self.id), self._lease_ms):
+            self._client.set(web_lease_key(self.id), "1", px=self._lease_ms)
         self._renewed_at = moment
 
     def _tick(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shared.errors import InternalError, SlotlineError
-from shared.stream import Event, dumps
+from shared.stream import PROGRESS, Event, dumps
 from webapi.calls import CallerLeft, OpenCall
 from webapi.follow import News
 from webapi.sse import CONNECTED, DONE, KEEP_ALIVE, frame
@@ -74,6 +74,10 @@ class Chunks:
                 return self._plain(number, plain[1])
             chunk = self._exchange.chunk(self._about, number, event.json())
             return b"" if chunk is None else _frame(chunk)
+        if event.name == PROGRESS:
+            return KEEP_ALIVE  # there is no chunk for it, and as long as it comes the stream is not silent
+        if event.name == "gap":
+            raise InternalError("a part of the answer was lost on its way here; the job's result has all of it")
         if event.is_terminal:
             return _frame(self._exchange.closing(self._about, number, self._finals[number]))
         return b""

@@ -5,19 +5,11 @@ from __future__ import annotations
 import logging
 
 from flask import Flask, Response, jsonify, request
-from redis.exceptions import (
-    BusyLoadingError,
-    ConnectionError,
-    ExecAbortError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-)
+from redis.exceptions import RedisError
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 
 from shared import errors as tree
+from shared.connection import is_full, is_outage
 from shared.errors import BodyTooLarge, InternalError, QueueFull, RedisUnavailable, SlotlineError
 from shared.http_status import STATUS
 
@@ -25,9 +17,6 @@ log = logging.getLogger(__name__)
 
 #: What a caller is told to wait when something behind the API is not there.
 RETRY_AFTER_S = 5
-
-#: Beginnings of Redis' answers that speak of its state, not of our command.
-SICK = ("OOM", "MISCONF", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN")
 
 
 def register(app: Flask) -> None:
@@ -50,24 +39,13 @@ def answer(error: SlotlineError) -> Response:
 
 
 def _redis_failed(error: RedisError) -> Response:
-    if isinstance(error, (ConnectionError, TimeoutError)):
-        state = "is still loading its data" if isinstance(error, BusyLoadingError) else "does not answer"
-        log.warning("Redis %s: %s", state, error)
-        return answer(RedisUnavailable(f"Redis {state}; try again later"))
-    if _refuses(error):
-        log.warning("Redis refuses: %s", type(error).__name__)
-        return answer(RedisUnavailable("Redis is full, read-only or busy and refuses the command; try again later"))
+    if is_full(error):
+        log.warning("Redis is full: %s", error)
+        return answer(RedisUnavailable("Redis is full and stores nothing more; try again later"))
+    if is_outage(error):
+        log.warning("Redis is away: %s: %s", type(error).__name__, error)
+        return answer(RedisUnavailable("Redis does not answer or refuses to for now; try again later"))
     return _defect(error)
-
-
-def _refuses(error: RedisError) -> bool:
-    if isinstance(error, (OutOfMemoryError, ReadOnlyError)):
-        return True
-    # Within a pipeline redis-py puts words of its own in front of Redis' answer.
-    text = str(error)
-    return isinstance(error, (ResponseError, ExecAbortError)) and any(
-        text.startswith(word) or f": {word} " in text for word in SICK
-    )
 
 
 def _http_error(error: HTTPException) -> Response:

@@ -1,7 +1,7 @@
 """`GET /v1/jobs/{id}/events`: a job's events as Server-Sent Events.
 
-A frame's data is one line of ASCII JSON, so no text can break it. Only `token` events have an index as their id;
-the last event has the id `end`.
+A frame's data is one line of ASCII JSON, so no text can break it. `token` and `gap` events have an index as their id,
+the last event has the id `end`, and no other has one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from flask import Response, request
 from pydantic import Field
 
 from shared.errors import InvalidRequest
-from shared.results import ErrorResponse, JobObject, TokenEvent
-from shared.schemas import Strict
+from shared.results import (
+    ErrorResponse,
+    GapEvent,
+    JobObject,
+    PausedEvent,
+    ProgressEvent,
+    QueuedEvent,
+    StartedEvent,
+    TokenEvent,
+)
 from shared.stream import START, Event, EventId
 from webapi.callers import caller_is_gone
 from webapi.describe import Parameters, Query, blueprint, event_stream
@@ -32,17 +40,21 @@ END = "end"
 HELLO = b"retry: 1000\n\n" + CONNECTED
 
 
-class Started(Strict):
-    """Data of `started`, and of `resumed` after an interruption: the job has a slot."""
-
-    prompt_tokens: int
-    tokens: int = Field(description="Tokens generated before, so the index that comes next.")
-
-
+INDEX = {"type": "string", "pattern": "^[0-9]+$"}
 EVENTS = event_stream(
     bp,
-    {"started": Started, "resumed": Started, "token": TokenEvent, "done": JobObject, "failed": JobObject},
-    {"token": {"type": "string", "pattern": "^[0-9]+$"}, "done": {"const": END}, "failed": {"const": END}},
+    {
+        "queued": QueuedEvent,
+        "started": StartedEvent,
+        "progress": ProgressEvent,
+        "token": TokenEvent,
+        "paused": PausedEvent,
+        "resumed": StartedEvent,
+        "gap": GapEvent,
+        "done": JobObject,
+        "failed": JobObject,
+    },
+    {"token": INDEX, "gap": INDEX, "done": {"const": END}, "failed": {"const": END}},
 )
 
 
@@ -79,11 +91,13 @@ def job_events(path: JobPath, header: EventsHeader, query: EventsQuery) -> Respo
     if request.method == "HEAD":
         return _without_body(200)
     subscription = given.hub.open(record.id)
+    response = Response(content_type="text/event-stream", headers=HEADERS)
+    response.call_on_close(subscription.close)
+    given.waiting.enter(record)
+    response.call_on_close(partial(given.waiting.leave, record))
     follower = Follower(given.store, subscription, record, place)
     gone = partial(caller_is_gone, request.environ)
-    frames = stream_frames(follower.events(given.settings.keep_alive_s), gone)
-    response = Response(frames, content_type="text/event-stream", headers=HEADERS)
-    response.call_on_close(subscription.close)
+    response.response = stream_frames(follower.events(given.settings.keep_alive_s), gone)
     return response
 
 

@@ -1,15 +1,16 @@
 """Following a job: the log first, then the channel, each event once and in order.
 
 The channel is only believed while its events join without a hole; whenever one may be missing, the log is read
-from the reader's place. Jobs that ended without an event are found by comparing them with their record.
+from the reader's place. Jobs that ended without an event are found by comparing them with their record. Where the log
+itself has a hole, since it has expired or lost its head, a `gap` stands for what is missing.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -17,7 +18,7 @@ from redis.exceptions import RedisError
 from shared.errors import JobNotFound, JobRemoved, SlotlineError
 from shared.jobs import JobStore
 from shared.records import JobRecord, job_object
-from shared.stream import REMOVED, Event, EventId, dumps
+from shared.stream import PROGRESS, QUEUED, REMOVED, Event, EventId, dumps
 from webapi.services import Services
 from webapi.subscription import Notice, Subscription
 
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 
 #: How soon a reader that could not read the log tries again.
 RETRY_S = 0.5
+
+#: How long the worker of a running job has to write a log anew that has a hole, or to register the job again, as after
+#: a Redis that came back without its last seconds. A reader that still misses something then gets a `gap`, or the end.
+REWRITE_S = 10.0
 
 #: Most events that are passed on together, and so written in one piece.
 AT_ONCE = 64
@@ -54,6 +59,9 @@ class Follower:
         self._place = after
         self._behind = behind
         self._early: Event | None = None
+        self._last: str | None = None
+        self._lacking_since: float | None = None
+        self._is_removed = False
         self._over = False
 
     @property
@@ -91,6 +99,8 @@ class Follower:
             if isinstance(got, Event):
                 if self._is_next(got):
                     yield self._passed(got)
+                elif self._is_timely(got):
+                    yield got
             elif got is Notice.SILENCE:
                 return
             elif got is Notice.CLOSED:
@@ -104,13 +114,19 @@ class Follower:
         if (step == 0 and tokens == place + 1) or (tokens == place and step == at + 1):
             return True
         if event.name == REMOVED:
-            self._behind = True
+            self._behind = self._is_removed = True
         elif event.is_terminal or event.id > self._place:
             self._behind, self._early = True, event
         return False
 
+    def _is_timely(self, event: Event) -> bool:
+        """Whether an event that has no place says something that the reader does not know to be over."""
+        if event.name == QUEUED:
+            return self._last in (None, "paused")
+        return event.name == PROGRESS and self._last in ("started", "resumed")
+
     def _passed(self, event: Event) -> Event:
-        self._place = event.id
+        self._place, self._last = event.id, event.name
         self._over = event.is_terminal
         return event
 
@@ -124,15 +140,44 @@ class Follower:
             yield self._passed(event)
             if self._over:
                 return
-        self._behind = False
+        if self._lacking_since is None:
+            self._behind, self._early = False, None
 
     def _missed(self, record: JobRecord | None) -> Iterator[Event]:
-        yield from self._store.stream.replay(self._record.id, self._place)
-        early, self._early = self._early, None
+        is_over = record is None or record.is_over
+        end: Event | None = None
+        for event in chain(self._store.stream.replay(self._record.id, self._place), self._unlogged()):
+            if event.is_terminal:
+                end = event
+                break
+            if not self._joins(event):
+                if is_over:
+                    break
+                if not self._has_waited():
+                    return
+                yield _gap(event.id.tokens - (event.id.step == 0), {})
+            self._lacking_since = None
+            yield event
+        if record is None and end is None and not self._is_removed and not self._has_waited():
+            return  # a worker may hold it and register it again
+        self._lacking_since = None
+        if is_over or end is not None:
+            yield from self._ends(record, end)
+
+    def _unlogged(self) -> Iterator[Event]:
+        """What came on the channel and should have been in the log, which has expired or been cut meanwhile."""
+        early = self._early
         if early is not None and (early.is_terminal or early.id > self._place):
-            yield early  # its log has expired meanwhile
-        if record is None or record.is_over:
-            yield self._end(record)
+            yield early
+
+    def _joins(self, event: Event) -> bool:
+        """Whether no token is missing before an event that comes after the reader's place."""
+        return event.id.tokens - (event.id.step == 0) <= self._place.tokens
+
+    def _has_waited(self) -> bool:
+        now = time.monotonic()
+        self._lacking_since = self._lacking_since or now
+        return now - self._lacking_since >= REWRITE_S
 
     def _stored(self) -> JobRecord | None:
         try:
@@ -140,14 +185,38 @@ class Follower:
         except JobNotFound:
             return None
 
-    def _end(self, record: JobRecord | None) -> Event:
-        """The terminal event of a job that is over and whose log did not just give one."""
-        last = self._store.stream.last(self._record.id)
-        if last is not None and last.is_terminal:
-            return last  # the reader claims to have tokens that were never made
-        job = _removed(self._record) if record is None else self._store.live_view(record, last)
+    def _ends(self, record: JobRecord | None, end: Event | None) -> Iterator[Event]:
+        """The terminal event of a job that is over, after a `gap` if the reader has not had all before it."""
+        logged = end or self._store.stream.last(self._record.id)
+        if logged is not None and logged.is_terminal:
+            # Where it has fewer tokens than the place, the reader claims to have tokens that were never made.
+            if logged.id.tokens > self._place.tokens:
+                yield _gap(logged.id.tokens, logged.json())
+            yield logged
+            return
+        if record is None:
+            job = _removed(self._record)
+        else:
+            job = self._store.live_view(record, logged)
+            yield from self._lost(job, logged)
         name = "failed" if job["status"] == "failed" else "done"
-        return Event(EventId(self._place.tokens, self._place.step + 1), name, dumps(job))
+        yield Event(EventId(self._place.tokens, self._place.step + 1), name, dumps(job))
+
+    def _lost(self, job: Mapping[str, Any], logged: Event | None) -> Iterator[Event]:
+        """A `gap` where a job that is over has an answer that the log, which goes up to `logged`, no longer has."""
+        if job["usage"] is not None and job["text"]:
+            tokens = job["usage"]["completion_tokens"]
+            # The usage does not count the token event of what was held back to the very end.
+            if tokens >= self._place.tokens:
+                yield _gap(tokens, job)
+        elif logged is not None and logged.id.tokens > self._place.tokens:
+            yield _gap(logged.id.tokens, {})
+
+
+def _gap(tokens: int, job: Mapping[str, Any]) -> Event:
+    """Stands for all tokens before the index `tokens`, with the text of the job as far as it is known."""
+    texts = {name: job.get(name) for name in ("text", "reasoning_content", "tool_calls")}
+    return Event(EventId(tokens, 0), "gap", dumps({"tokens": tokens, **texts}))
 
 
 def follow_all(followers: Sequence[Follower], keep_alive_s: float) -> Iterator[News]:

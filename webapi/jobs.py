@@ -11,6 +11,7 @@ from pydantic import Field
 from redis.exceptions import RedisError
 
 from shared.errors import InvalidRequest, JobNotFound
+from shared.records import JobRecord, job_object
 from shared.results import ErrorResponse, JobList, JobObject
 from shared.schemas import JobRequest, Strict
 from webapi.admission import admit
@@ -22,6 +23,7 @@ from webapi.listing import ListQuery, job_page
 from webapi.paths import JobPath, possible_id
 from webapi.services import services
 from webapi.validation import read_body
+from webapi.webhooks import check_webhook
 
 bp = blueprint("jobs", "jobs")
 
@@ -68,9 +70,17 @@ def submit(header: IdempotencyHeader, query: SubmitQuery) -> tuple[Response, int
     key = header.checked_key
     wait_s = _wait_s(query.wait)
     asked = read_body(JobRequest)
+    check_webhook(given.settings, asked.webhook_url)
     model = admit(given, asked)
-    job_id = given.store.submit(asked, model, key, given.settings.idempotency_ttl_s).job_id
-    job = given.store.view(job_id)
+    submitted = given.store.submit(asked, model, key, given.settings.idempotency_ttl_s)
+    job_id = submitted.job_id
+    try:
+        job = given.store.view(job_id)
+    except RedisError:
+        if not submitted.created:
+            raise
+        # It is queued, and that answer must not be lost.
+        job = job_object(JobRecord.queued(job_id, model, asked.priority, asked.metadata))
     location = {"Location": job["links"]["self"]}
     if wait_s is None:
         return jsonify(job), 202, location

@@ -77,5 +77,5 @@ def _shown(store: JobStore, records: Sequence[JobRecord]) -> list[dict[str, Any]
 def _one(record: JobRecord, entries: list[Any]) -> dict[str, Any]:
     last = Event.from_entry(entries[0]) if entries else None
     if last is not None and last.is_terminal and record.is_over:
-        return {**last.json(), "text": None}
+        return {**last.json(), "text": None, "webhook": record.webhook}
     return job_object(record)

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import partial
 
 import redis
 from flask import Flask, current_app
+from redis.exceptions import RedisError
 
 from shared.batches.store import BatchStore
 from shared.connection import connect
+from shared.deadlines import Deadlines
 from shared.files import FileStore
 from shared.jobs import JobStore
 from shared.registry import Registry
 from shared.settings import WebSettings
+from shared.webhooks.sender import Sender
 from webapi.bound import Bound
 from webapi.callers import Watch
 from webapi.metrics import Metrics
 from webapi.storage import web_storage
 from webapi.streams import Hub
+from webapi.ticker import Ticker
+from webapi.waiting import Waiting
+
+log = logging.getLogger(__name__)
 
 EXTENSION = "slotline"
 
 #: Redis connections of one process. Hundreds of requests at once share them, each for a millisecond or so.
 CONNECTIONS = 64
+
+#: How often jobs are looked for that have waited too long. Workers look too, but there may be none.
+DEADLINES_S = 1.0
 
 #: Whoever waits for an answer on a connection waits this many times `ask_timeout_s` for a busy worker's check.
 PATIENCE = 5
@@ -40,9 +52,12 @@ class Services:
     hub: Hub
     watch: Watch
     bound: Bound
+    waiting: Waiting
+    deadlines: Ticker
     files: FileStore
     batches: BatchStore
     metrics: Metrics
+    webhooks: Sender
 
     @classmethod
     def build(cls, settings: WebSettings) -> Services:
@@ -53,27 +68,42 @@ class Services:
         asker = connect(settings, timeout_s=asker_timeout_s, connections=CONNECTIONS)
         hub = Hub(settings, client)
         store = JobStore(client, settings)
+        registry = Registry(client)
         return cls(
             settings=settings,
             client=client,
             asker=asker,
             store=store,
-            registry=Registry(client),
+            registry=registry,
             hub=hub,
             watch=Watch(),
             bound=Bound(settings, connect(settings), store),
+            waiting=Waiting(store, registry),
+            deadlines=Ticker("deadlines", DEADLINES_S, partial(_expire, Deadlines(store))),
             files=FileStore(client, web_storage(settings), settings),
             batches=BatchStore(client, settings),
             metrics=Metrics(lambda: hub.open_streams),
+            webhooks=Sender(settings, connect(settings)),
         )
 
     def close(self) -> None:
-        """End the open streams and let go of Redis."""
+        """End the open streams, wait for webhooks that are being sent, and let go of Redis."""
+        self.webhooks.stop()
         self.hub.close()
         self.watch.close()
         self.bound.close()
+        self.waiting.close()
+        self.deadlines.close()
+        self.webhooks.close()
         self.client.close()
         self.asker.close()
+
+
+def _expire(deadlines: Deadlines) -> None:
+    try:
+        deadlines.expire()
+    except RedisError as error:
+        log.debug("jobs that wait too long wait for Redis: %s", error)
 
 
 def services() -> Services:

@@ -49,6 +49,7 @@ class StreamWorker(GeventWorker):  # type: ignore[misc]
     def _end_streams(self) -> None:
         app: Flask | None = getattr(self, "wsgi", None)
         if app is not None:
+            services_of(app).webhooks.stop()
             services_of(app).hub.close()
 
     def _end_idle(self) -> None:

@@ -14,17 +14,19 @@ from dataclasses import replace
 from functools import partial
 
 from shared.errors import BadLogits, DecodeFailed, GenerationTimeout, InternalError, QueueTimeout, SlotlineError
+from shared.records import SlotTime
 from shared.schemas import FinishReason
 from worker import telemetry
 from worker.admission import refusal, to_displace
 from worker.backend import Backend, BatchItem, DecodeOutcome, Logits, TokenSampler
 from worker.batching import BatchPlan, BatchStrategy, SlotView
+from worker.black_box import ADMISSION, BlackBox
 from worker.embedding import unit
 from worker.ending import as_ours, ending
 from worker.loop import Loop
 from worker.next_token import next_token
 from worker.prefix_cache import PrefixCache
-from worker.requests import Ended, Event, HandedBack, Outbox, Request, Started, Stats, Token
+from worker.requests import Ended, Event, HandedBack, Outbox, Paused, Progress, Request, Started, Stats, Token
 from worker.sampler import best_of_rows, make_sampler
 from worker.slots import Slot, SlotPool
 from worker.text import Transcript, transcript_of
@@ -32,6 +34,11 @@ from worker.turns import views_of
 from worker.waiting import Place, WaitingLine
 
 log = logging.getLogger("slotline.engine")
+
+#: How often a request says how much of a long prompt is computed.
+PROGRESS_S = 1.0
+#: Weight of the request that ended last in the average of their times.
+NEWEST_WEIGHT = 0.2
 
 Emit = Callable[[list[Event]], None]
 Observe = Callable[[BatchPlan, Sequence[SlotView], float], None]
@@ -55,16 +62,22 @@ class Engine(Loop):
         chunk_size: int = 512,
         pause_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
+        box: BlackBox | None = None,
     ) -> None:
         super().__init__(clock)
         self.name = name
         self.backend = backend
-        self.pool = SlotPool(n_parallel or backend.info.n_parallel)
+        self.box = box or BlackBox()
+        self.pool = SlotPool(n_parallel or backend.info.n_parallel, self.box)
         self.cache = PrefixCache(backend)
         self.waiting = WaitingLine()
         self.queue_depth = 0
         #: Tokens computed so far, by the queue their requests came from.
         self.served: Counter[str] = Counter()
+        #: Average time in a slot of the requests that ended last; None before the first.
+        self.job_s: float | None = None
+        #: How long the executions in slots have been in some, as of the last tick.
+        self.slot_times: dict[str, SlotTime] = {}
         self.ticks = 0
         self.tokens = 0
         self.prompt_tokens = 0
@@ -104,9 +117,17 @@ class Engine(Loop):
 
     # --- on the engine thread ---
 
+    def run(self) -> None:
+        """See `Loop`. Only meanwhile the black box counts ticks, so that no end of it looks like a stall."""
+        try:
+            super().run()
+        finally:
+            self.box.rest()
+
     def tick(self) -> bool:
         """Go round once. Returns whether there was anything to compute."""
         now = self.last_tick_at = self._clock()
+        self.box.tick()
         self._receive()
         self._finish(now)
         self._admit(now)
@@ -123,11 +144,16 @@ class Engine(Loop):
         return bool(plan.items)
 
     def _finish(self, now: float) -> None:
+        slot_times: dict[str, SlotTime] = {}
         for slot in self.pool.active:
             request = slot.request
-            if request is not None and slot.used_s(now) > request.timeout_s:
+            assert request is not None
+            if slot.used_s(now) > request.timeout_s:
                 message = f"the job used up its {request.timeout_s:g} s of time in a slot"
                 self._end(slot, now, "timeout", GenerationTimeout(message, "timeout_s"))
+            else:
+                slot_times[request.execution] = slot.slot_time(now)
+        self.slot_times = slot_times
         for place in self.waiting.places:
             if place.request.start_by is not None and now > place.request.start_by:
                 self._leave_line(place)
@@ -157,7 +183,8 @@ class Engine(Loop):
                 for slot in victims:
                     self._pause(slot, now, displaced=True)
                 self.waiting.remove(place)
-                self._start(place, now)
+                with self.box.working_on(ADMISSION, request.execution):
+                    self._start(place, now)
 
     def _arrive(self, request: Request) -> None:
         self.waiting.add(request)
@@ -180,7 +207,7 @@ class Engine(Loop):
         # Looked for again: those that were displaced may have left more of it.
         sequence = self.cache.begin(request, self.cache.find(request))
         slot = self.pool.acquire(place, sequence, sampler, transcript, now)
-        self._outbox.add(Started(request, resumed=bool(request.generated)))
+        self._outbox.add(Started(request, resumed=request.has_started))
         # Interrupted between its last token and its end, or nothing to say at all.
         if not request.embed and (reason := slot.finish_reason):
             self._end(slot, now, reason)
@@ -227,7 +254,7 @@ class Engine(Loop):
             outcome = self.backend.decode(items)
         now = self._clock()
         if outcome is DecodeOutcome.DONE:
-            self._computed(plan, (now - began) * 1000)
+            self._computed(plan, now, (now - began) * 1000)
             if self._observe is not None:
                 self._observe(plan, views, (now - began) * 1000)
             self._take_results(plan, now)
@@ -237,7 +264,7 @@ class Engine(Loop):
             for item in plan.items:
                 self._break(slots[item.slot], DecodeFailed("llama.cpp failed the forward pass"))
 
-    def _computed(self, plan: BatchPlan, eval_ms: float) -> None:
+    def _computed(self, plan: BatchPlan, now: float, eval_ms: float) -> None:
         decode = prefill = 0
         for item in plan.items:
             slot = self.pool.slots[item.slot]
@@ -247,6 +274,9 @@ class Engine(Loop):
             else:
                 prefill += item.tokens
             self.cache.computed(slot.sequence, item.tokens)
+            if slot.is_prefilling and now - slot.told_at >= PROGRESS_S:
+                slot.told_at = now
+                self._outbox.add(Progress(slot.request, slot.n_past, len(slot.tokens)))
             self.served[slot.request.queue] += item.tokens
         self.cache.pay_rent(decode + prefill)
         self.ticks += 1
@@ -302,8 +332,10 @@ class Engine(Loop):
             used_s=used_s,
             cached_tokens=cached_tokens,
             prompt_s=prompt_s,
+            has_started=True,
             start_by=None,  # it has been started, so it can no longer come too late
         )
+        self._outbox.add(Paused(request, len(answer), "displaced" if displaced else "no_room"))
         self.waiting.put(Place(place.rank, place.came, request, now if displaced else None))
 
     def _sample(self, plan: BatchPlan, now: float) -> None:
@@ -364,6 +396,9 @@ class Engine(Loop):
         if tail is not None:
             self._outbox.add(tail)
         self._outbox.add(ended)
+        if ended.stats.seq_id is not None:
+            took_s, before_s = ended.stats.duration_s, self.job_s
+            self.job_s = took_s if before_s is None else before_s + NEWEST_WEIGHT * (took_s - before_s)
         outcome = ended.finish_reason or (ended.error.code if ended.error else "unknown")
         done = telemetry.RequestDone.of(self.name, ended.request, ended.stats, outcome)
         telemetry.send(telemetry.request_done, self, done=done)
@@ -411,8 +446,12 @@ class Engine(Loop):
         self._may_admit = True
 
     def _hand_back(self, running: bool) -> None:
+        now = self._clock()
         for slot in self.pool.active if running else []:
-            self._outbox.add(HandedBack(self._release(slot)))
+            used_s, prompt_s, generated = slot.used_s(now), slot.prompt_s, slot.generated
+            request = self._release(slot)
+            self._outbox.add(Paused(request, generated, "drained"))
+            self._outbox.add(HandedBack(replace(request, used_s=used_s, prompt_s=prompt_s)))
         for place in self.waiting.places:
             self._leave_line(place)
             self._outbox.add(HandedBack(place.request))

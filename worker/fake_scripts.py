@@ -7,7 +7,10 @@ other state, and a request that is resumed as prompt + answer so far goes on as 
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import threading
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
@@ -32,6 +35,7 @@ Script = Callable[[Sequence[int], int], int]
 
 _SPELLING = {token: text for text, token in CONTROL.items()}
 _CONTROL_TEXT = re.compile("|".join(map(re.escape, CONTROL)))
+_HARM = re.compile(rb"(?P<harm>poison|stall) (?P<at>\d+)")
 _GRAMMAR = re.compile(r'\s*(?P<root>[a-zA-Z][\w-]*)\s*::=\s*"(?P<text>[^"\\\n]*)"(?P<dead>\s*\[\])?\s*')
 
 
@@ -140,6 +144,16 @@ def babble(tokens: Sequence[int], prompt_len: int) -> int:
     return SPOKEN + ord("a") + checksum(tokens) % 26
 
 
+def crash(tokens: Sequence[int], prompt_len: int) -> int:
+    """Count; but `poison 5` in a prompt kills the process at token 5, and `stall 5` makes it stand still there."""
+    found = _HARM.search(bytes(token for token in tokens[:prompt_len] if token < BOS))
+    if found and len(tokens) - prompt_len >= int(found["at"]):
+        if found["harm"] == b"poison":
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+    return count(tokens, prompt_len)
+
+
 def checksum(tokens: Sequence[int]) -> int:
     """A number that depends on every token and its place."""
     return zlib.crc32(array("i", tokens))
@@ -160,4 +174,4 @@ def _echo_source(tokens: Sequence[int], prompt_len: int) -> bytes:
     return bytes(token for token in prompt if token < BOS)
 
 
-SCRIPTS: dict[str, Script] = {"echo": echo, "count": count, "babble": babble}
+SCRIPTS: dict[str, Script] = {"echo": echo, "count": count, "babble": babble, "crash": crash}

@@ -30,6 +30,7 @@ from shared.errors import from_dict
 from shared.jobs import JobStore
 from shared.lua import script
 from shared.names import SERIALIZER, doorbell_key, held_key, job_key, split_queue_name
+from shared.records import NO_TIME, SlotTime
 from worker.held import HeldJob
 
 log = logging.getLogger("slotline.finaliser")
@@ -41,13 +42,17 @@ RETRY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a held job. `final` is the committed job object, `data` the same as JSON."""
+    """What became of a held job. `final` is the committed job object, `data` the same as JSON.
+
+    `slot_time` is that of a job that has not ended.
+    """
 
     kind: Kind
     held: HeldJob
     final: dict[str, Any] = field(default_factory=dict)
     data: str = ""
     message: str = ""
+    slot_time: SlotTime = NO_TIME
 
 
 class Finaliser:
@@ -150,21 +155,6 @@ class Finaliser:
             if reply == b"dependents":
                 self._record_one([outcome])
 
-    def _are_due(self, outcomes: list[Outcome]) -> list[bool]:
-        """Whether the jobs are still as the commit left them.
-
-        Not due is what was recorded already (and only the reply was lost), taken over, erased, or ended by RQ's own
-        tools since; RQ's handlers, which look at nothing, would overwrite or revive it.
-        """
-        pipe = self._connection.pipeline(transaction=False)
-        for o in outcomes:
-            pipe.hmget(job_key(o.held.id), "status", "sl_exec")
-        due = []
-        for o, (status, owner) in zip(outcomes, pipe.execute(), strict=True):
-            open_ = {b"started", b"canceled", b"stopped"} if o.kind in ("cancelled", "stopped") else {b"started"}
-            due.append(owner == o.held.execution.id.encode() and status in open_)
-        return due
-
     def _record_with_dependents(self, outcome: Outcome) -> None:
         job, execution = outcome.held.job, outcome.held.execution
         job.ended_at, job._result = now(), outcome.final
@@ -175,90 +165,114 @@ class Finaliser:
     # --- everything else, one by one ---
 
     def _record_one(self, outcomes: list[Outcome]) -> None:
+        """Record one outcome; where the job changes between our look at it and our write, Redis refuses the write.
+
+        Raises:
+            WatchError: that happened; call again.
+        """
         (outcome,) = outcomes
-        kind = outcome.kind if self._are_due(outcomes) == [True] else "gone"
-        match kind:
-            case "completed":
-                self._record_with_dependents(outcome)
-            case "failed" | "stopped":
-                self._store.end_dependents(outcome.held.id)
-                self._record_failed(outcome)
-            case "cancelled":
-                self._store.end_dependents(outcome.held.id)
-                self._record_cancelled(outcome)
-            case "retry":
-                self._record_retry(outcome)
-            case _:
-                with self._connection.pipeline() as pipe:
+        with self._connection.pipeline() as pipe:
+            pipe.watch(job_key(outcome.held.id))
+            kind = outcome.kind if self._is_due(outcome, pipe) else "gone"
+            match kind:
+                case "completed":
+                    self._record_with_dependents(outcome)
+                case "failed" | "stopped":
+                    self._store.end_dependents(outcome.held.id)
+                    self._record_failed(outcome, pipe)
+                case "cancelled":
+                    self._store.end_dependents(outcome.held.id)
+                    self._record_cancelled(outcome, pipe)
+                case "retry":
+                    self._record_retry(outcome, pipe)
+                case _:
+                    pipe.multi()
                     self._let_go(outcome.held, pipe)
                     pipe.execute()
-                if outcome.kind == "gone":
-                    self._store.stream.say_removed(outcome.held.id)
+                    if outcome.kind == "gone":
+                        self._store.stream.let_go([outcome.held.id])
 
-    def _record_failed(self, outcome: Outcome) -> None:
+    def _is_due(self, outcome: Outcome, watching: Any) -> bool:
+        """Whether a job is still as its commit left it.
+
+        Not due is what was recorded already (and only the reply was lost), taken over, erased, or ended by RQ's own
+        tools since; RQ's handlers, which look at nothing, would overwrite or revive it.
+        """
+        status, owner = watching.hmget(job_key(outcome.held.id), "status", "sl_exec")
+        open_ = {b"started", b"canceled", b"stopped"} if outcome.kind in ("cancelled", "stopped") else {b"started"}
+        return bool(owner == outcome.held.execution.id.encode() and status in open_)
+
+    def _record_failed(self, outcome: Outcome, pipe: Any) -> None:
         job, execution = outcome.held.job, outcome.held.execution
         job.ended_at = now()
         message = (outcome.final.get("error") or {}).get("message") or "the job was stopped on request"
-        with self._connection.pipeline() as pipe:
-            job.set_status(JobStatus.STOPPED if outcome.kind == "stopped" else JobStatus.FAILED, pipeline=pipe)
-            pipe.hset(job.key, "ended_at", utcformat(job.ended_at))
-            job._handle_failure(
-                message,
-                pipeline=pipe,
-                worker_name=self._worker.name,
-                execution_id=execution.id,
-                execution_started_at=execution.created_at,
-                execution_ended_at=job.ended_at,
-            )
-            self._worker.increment_failed_job_count(pipe)
-            self._worker.increment_total_working_time(job.ended_at - (job.started_at or job.ended_at), pipe)
-            self._let_go(outcome.held, pipe)
-            pipe.execute()
+        pipe.multi()
+        job.set_status(JobStatus.STOPPED if outcome.kind == "stopped" else JobStatus.FAILED, pipeline=pipe)
+        pipe.hset(job.key, "ended_at", utcformat(job.ended_at))
+        job._handle_failure(
+            message,
+            pipeline=pipe,
+            worker_name=self._worker.name,
+            execution_id=execution.id,
+            execution_started_at=execution.created_at,
+            execution_ended_at=job.ended_at,
+        )
+        self._worker.increment_failed_job_count(pipe)
+        self._worker.increment_total_working_time(job.ended_at - (job.started_at or job.ended_at), pipe)
+        self._let_go(outcome.held, pipe)
+        pipe.execute()
         self._queue_of(job).enqueue_dependents(job)
         release_slot(job)
 
-    def _record_cancelled(self, outcome: Outcome) -> None:
+    def _record_cancelled(self, outcome: Outcome, pipe: Any) -> None:
         job = outcome.held.job
         job.ended_at = now()
-        with self._connection.pipeline() as pipe:
-            job.set_status(JobStatus.CANCELED, pipeline=pipe)
-            pipe.hset(job.key, "ended_at", utcformat(job.ended_at))
-            CanceledJobRegistry(job.origin, self._connection, serializer=SERIALIZER).add(job, pipeline=pipe)
-            job.cleanup(job.result_ttl, pipeline=pipe, remove_from_queue=False)
-            self._let_go(outcome.held, pipe)
-            pipe.execute()
+        pipe.multi()
+        job.set_status(JobStatus.CANCELED, pipeline=pipe)
+        pipe.hset(job.key, "ended_at", utcformat(job.ended_at))
+        CanceledJobRegistry(job.origin, self._connection, serializer=SERIALIZER).add(job, pipeline=pipe)
+        job.cleanup(job.result_ttl, pipeline=pipe, remove_from_queue=False)
+        self._let_go(outcome.held, pipe)
+        pipe.execute()
         release_slot(job)
 
-    def _record_retry(self, outcome: Outcome) -> None:
+    def _record_retry(self, outcome: Outcome, pipe: Any) -> None:
         """What RQ's `Job.retry` does, but for its one write outside the transaction."""
         job, retries_left = outcome.held.job, outcome.held.job.retries_left
         job.ended_at = now()
         log.warning("job %s failed and is tried again: %s", job.id, outcome.message)
         queue, interval = self._queue_of(job), job.get_retry_interval()
         try:
-            with self._connection.pipeline() as pipe:
-                self._worker.increment_failed_job_count(pipe)
-                job.retries_left = (retries_left or 1) - 1
-                if interval:
-                    queue.schedule_job(job, now() + timedelta(seconds=interval), pipeline=pipe)
-                else:
-                    queue._enqueue_job(job, pipeline=pipe, at_front=job.enqueue_at_front_on_retry)
-                pipe.hdel(job.key, "sl_exec")
-                self._let_go(outcome.held, pipe)
-                pipe.lpush(doorbell_key(*split_queue_name(job.origin)), "1")
-                pipe.execute()
+            pipe.multi()
+            self._worker.increment_failed_job_count(pipe)
+            job.retries_left = (retries_left or 1) - 1
+            if interval:
+                queue.schedule_job(job, now() + timedelta(seconds=interval), pipeline=pipe)
+            else:
+                queue._enqueue_job(job, pipeline=pipe, at_front=job.enqueue_at_front_on_retry)
+            pipe.hdel(job.key, "sl_exec")
+            # It goes on from its tokens, so its time goes on as well.
+            pipe.hset(job.key, mapping=outcome.slot_time.fields)
+            self._let_go(outcome.held, pipe)
+            pipe.lpush(doorbell_key(*split_queue_name(job.origin)), "1")
+            pipe.hexists(job.key, "sl_cancel")
+            is_cancelled = pipe.execute()[-1]
         except RedisError:
             job.retries_left = retries_left
             raise
+        if is_cancelled:
+            self._store.cancel_many([job.id])
 
     def _hand_back(self, outcomes: list[Outcome]) -> None:
         """Together, so that they keep their order at the front of the queue."""
         jobs = [(o.held.id, o.held.execution.id) for o in outcomes]
-        self._store.hand_back(self._worker.name, jobs)
+        times = {o.held.execution.id: o.slot_time for o in outcomes}
+        cancelled = self._store.hand_back(self._worker.name, jobs, times)
         with self._connection.pipeline() as pipe:
             for outcome in outcomes:
                 outcome.held.execution.delete(job=outcome.held.job, pipeline=pipe)
             pipe.execute()
+        self._store.cancel_many(cancelled)
 
     def _let_go(self, held: HeldJob, pipe: Any) -> None:
         """Take the job off the held list and its execution off RQ's registries.

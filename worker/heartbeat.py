@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from redis.exceptions import RedisError
 from rq.worker.base import WorkerStatus
 
+from shared.connection import is_full
 from shared.names import (
     DEFAULT_MODEL,
     PRIORITIES,
@@ -27,15 +29,17 @@ from shared.names import (
 from shared.work import Pulled
 from worker.finaliser import Outcome
 from worker.held import HeldJob, ask_for_leases, hold, orphans
+from worker.recovery import Recovery
 
 if TYPE_CHECKING:
     from worker.slot_worker import SlotWorker
 
 log = logging.getLogger("slotline.worker")
 
-HEARTBEAT_S = 1.0
-#: How often a stretch of the index of jobs is looked through for expired ones.
-TRIM_S = 10.0
+#: How often a stretch of the index of jobs, and of RQ's registries, is looked through.
+TIDY_S = 10.0
+#: The same where something was found that has to be looked at once more.
+TIDY_SOON_S = 2.0
 
 
 class Heartbeat:
@@ -55,12 +59,9 @@ class Heartbeat:
         self.live_queues = 0
         self.queue_depth = 0
         self.missed_replies = False
-        # A short lease has to be renewed before it runs out.
-        self._every_s = min(HEARTBEAT_S, worker.settings.lease_s / 3)
-        self._healthy_since: float | None = None
+        self._recovery = Recovery(worker.store, worker.settings, worker.name)
         self._next = 0.0
-        self._last_beat = time.time()
-        self._next_trim = 0.0
+        self._next_tidy = 0.0
         self._trim_from = 0
 
     @property
@@ -71,20 +72,17 @@ class Heartbeat:
     @property
     def is_healthy(self) -> bool:
         """Whether Redis answered the last time it was asked."""
-        return self._healthy_since is not None
+        return self._recovery.is_healthy
 
     @property
     def trusts_leases(self) -> bool:
-        """Whether a lease that is not there means that its holder is dead.
-
-        Only once everybody alive has had time to renew theirs: leases run out for nothing while Redis is away.
-        """
-        since = self._healthy_since
-        return since is not None and time.monotonic() - since >= self._worker.settings.lease_s
+        """Whether a lease that is not there means that its holder is dead."""
+        return self._recovery.trusts_leases
 
     def note_outage(self) -> None:
         """Whatever was asked may have happened without our knowing; and leases have run out for nothing."""
-        self.missed_replies, self._healthy_since = True, None
+        self.missed_replies = True
+        self._recovery.note_outage()
 
     def beat(self) -> None:
         """Go through all duties.
@@ -93,28 +91,44 @@ class Heartbeat:
             RedisError: Redis did not answer; `note_outage` is the caller's to say.
         """
         worker = self._worker
-        self._next = time.monotonic() + self._every_s
-        if self._has_slept():
-            self._healthy_since = None
+        self._next = time.monotonic() + self._recovery.round_s
+        self._recovery.begin_round()
         worker.store.renew_lease(worker.name, worker.settings.lease_s)
-        worker.registry.report(worker.stats())
+        self._check_server()
+        _unless_full(lambda: worker.registry.report(worker.stats()))
         self._check_held()
         self.follow_queues()
-        self._healthy_since = self._healthy_since or time.monotonic()
+        self._recovery.end_round()
         if self.missed_replies:
             self.missed_replies = False
             self._reread_held()
-        if self.trusts_leases:
-            self._reclaim()
-        self._trim_index()
+        for job_id in self._recovery.take_back():
+            self._record_again(job_id)
+        _unless_full(worker.deadlines.expire)
+        _unless_full(self._tidy)
 
-    def _has_slept(self) -> bool:
-        """Whether this machine was suspended: leases ran out meanwhile, and others need time to renew theirs.
+    def _check_server(self) -> None:
+        """Register again all that is held if another server process answers than before, which may lack some of it."""
+        holdings, run_id = self._worker.holdings, self._worker.holdings.current_run_id()
+        if run_id == holdings.run_id:
+            return
+        if holdings.run_id:
+            log.warning("another Redis process answers than before; what is held is registered again")
+            self.note_outage()
+            self._register_again()
+        holdings.settle(run_id, self._recovery.trust_s)
 
-        By the wall clock, since the monotonic one stands still meanwhile. That the former is set only costs a lease.
-        """
-        since, self._last_beat = self._last_beat, time.time()
-        return self._last_beat - since > self._worker.settings.lease_s
+    def _register_again(self) -> None:
+        worker = self._worker
+        for held in list(worker.held.values()):
+            if not worker.owns(held):
+                worker.lose(held.execution.id)
+        for ending in worker.publisher.journal.endings():
+            held = ending.held
+            if worker.holdings.restore(held.record, held.execution.id, held.raw, even_if_gone=False) == "ok":
+                worker.held[held.execution.id] = held
+                worker.publisher.put(ending.events)
+        worker.publisher.say_again()
 
     def _check_held(self) -> None:
         """Notice what RQ's own tools did to our jobs, commands that were lost, and callers that are gone."""
@@ -122,11 +136,21 @@ class Heartbeat:
         with self._connection.pipeline(transaction=False) as pipe:
             worker.set_state(WorkerStatus.BUSY if jobs else WorkerStatus.IDLE, pipeline=pipe)
             worker.heartbeat(pipeline=pipe)
+            pipe.llen(held_key(worker.name))
             before = len(pipe)
             for held in jobs:
                 pipe.hmget(job_key(held.id), "status", "sl_cancel", "sl_exec")
             webs = ask_for_leases(jobs, pipe) if self.trusts_leases else []
-            replies = pipe.execute()
+            replies = pipe.execute(raise_on_error=False)
+        for failed in (reply for reply in replies if isinstance(reply, Exception)):
+            if not is_full(failed):
+                raise failed
+        if replies[before - 1] > len(jobs):
+            # A pull of ours was carried out later than we looked for it.
+            self.missed_replies = True
+        times = worker.engine.slot_times
+        noted = {(h.id, e): times[e] for h in jobs if (e := h.execution.id) in times}
+        _unless_full(lambda: worker.store.note_slot_times(noted))
         for held, (status, cancel, execution) in zip(jobs, replies[before:], strict=False):
             self._check(held, status, cancel, execution)
         for held in orphans(jobs, webs, replies):
@@ -134,6 +158,8 @@ class Heartbeat:
             worker.engine.cancel(held.execution.id)
 
     def _check(self, held: HeldJob, status: bytes | None, cancel: bytes | None, execution: bytes | None) -> None:
+        if (status is None or execution != held.execution.id.encode()) and self._worker.owns(held):
+            return
         if status is None or cancel or status in (b"canceled", b"stopped") or held.stopped:
             self._worker.engine.cancel(held.execution.id)
         elif execution != held.execution.id.encode():
@@ -153,7 +179,7 @@ class Heartbeat:
                 self._record_again(job_id)
             else:
                 log.warning("job %s was pulled without our knowing; it goes back", job_id)
-                worker.store.hand_back(worker.name, [(job_id, execution.decode())])
+                worker.store.cancel_many(worker.store.hand_back(worker.name, [(job_id, execution.decode())]))
 
     def follow_queues(self) -> None:
         """Find out from which queues to pull: those noted as the model's or as `default`'s, and those RQ users made."""
@@ -176,14 +202,6 @@ class Heartbeat:
             self.queue_depth = sum(pipe.execute())
         worker.engine.queue_depth = self.queue_depth
 
-    def _reclaim(self) -> None:
-        """Take over from dead workers."""
-        queued, committed = self._worker.store.reclaim(self._worker.name)
-        if queued:
-            log.warning("took back %d jobs of a dead worker: %s", len(queued), ", ".join(queued))
-        for job_id in committed:
-            self._record_again(job_id)
-
     def _record_again(self, job_id: str) -> None:
         """A dead worker committed the end of this job but did not record it with RQ."""
         worker = self._worker
@@ -197,11 +215,25 @@ class Heartbeat:
         final = last.json()
         worker.finaliser.put(Outcome(final["status"], held, final, last.data))
 
-    def _trim_index(self) -> None:
-        """Forget expired jobs, a stretch of the index at a time."""
-        if time.monotonic() >= self._next_trim:
-            self._next_trim = time.monotonic() + TRIM_S
+    def _tidy(self) -> None:
+        """Forget expired jobs, a stretch of the index at a time, and end what RQ's own tools have left open."""
+        if time.monotonic() >= self._next_tidy:
+            strays = self._worker.strays
+            self._next_tidy = time.monotonic() + TIDY_S
             self._trim_from = self._worker.store.trim_index(self._trim_from)
+            strays.settle([name for names in self.queues for name in names])
+            if strays.is_unsure:
+                self._next_tidy = time.monotonic() + TIDY_SOON_S
+
+
+def _unless_full(write: Callable[[], object]) -> None:
+    """Write what a Redis that is full can do without; the jobs at hand are more important."""
+    try:
+        write()
+    except RedisError as error:
+        if not is_full(error):
+            raise
+        log.debug("Redis is full and goes without our figures: %s", error)
 
 
 def _by_priority(names: Iterable[str]) -> list[list[str]]:

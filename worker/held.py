@@ -13,11 +13,10 @@ from rq.job import Job
 from rq.registry import FailedJobRegistry
 
 from shared.errors import InvalidRequest
-from shared.names import PRIORITIES, SERIALIZER, events_key, held_key, job_key, web_lease_key
+from shared.names import PRIORITIES, SERIALIZER, held_key, job_key, web_lease_key
 from shared.records import JobRecord, job_object
 from shared.settings import Settings
-from shared.stream import dumps
-from shared.work import Pulled
+from shared.work import ALONE_AFTER_CRASHES, End, Pulled, WorkStore, log_ttl_s
 
 log = logging.getLogger("slotline.worker")
 
@@ -70,6 +69,11 @@ class HeldJob:
         return self.record.fingerprint is not None
 
     @property
+    def runs_alone(self) -> bool:
+        """Whether it has crashed its process so often that no other job may be beside it."""
+        return self.record.crashes >= ALONE_AFTER_CRASHES
+
+    @property
     def priority(self) -> int:
         """Its place in `PRIORITIES`: 0 is the most urgent."""
         return PRIORITIES.index(self.record.priority)
@@ -104,7 +108,7 @@ def hold(
         )
         if not job.is_ours and (error := _unreadable(job)) is not None:
             log.error("job %s cannot be read and is failed", p.record.id, exc_info=error)
-            _fail_unreadable(p.record, f"the job's record cannot be read: {error}", execution)
+            _fail_unreadable(job, f"the job's record cannot be read: {error}")
         else:
             held.append(job)
     return held
@@ -133,17 +137,26 @@ def orphans(jobs: Iterable[HeldJob], webs: list[str], replies: list[Any]) -> lis
     return [held for held in jobs if held.record.bound in gone]
 
 
-def _fail_unreadable(record: JobRecord, message: str, execution: Execution) -> None:
+def _fail_unreadable(held: HeldJob, message: str) -> None:
+    """End a job without RQ's object for it, unless it has another owner by now."""
+    record, execution = held.record, held.execution
+    connection: Any = execution.connection
     error = InvalidRequest(message).to_dict()
-    final = dumps(job_object(record, status="failed", ended_at=time.time(), error=error))
-    job = Job(record.id, connection=execution.connection, serializer=SERIALIZER)
+    final = job_object(record, status="failed", ended_at=time.time(), error=error)
+    (outcome,) = WorkStore(connection).commit([End(held.id, execution.id, final, 0, log_ttl_s(held.failure_ttl_s))])
+    if outcome not in ("ok", "ended"):
+        return
+    job = Job(held.id, connection=connection, serializer=SERIALIZER)
     job.origin = record.origin
-    with execution.connection.pipeline() as pipe:
-        pipe.xadd(events_key(record.id), {"event": "failed", "data": final}, id="0-*")
-        pipe.hset(job_key(record.id), mapping={"status": "failed", "sl_end": "failed"})
-        pipe.zadd(FailedJobRegistry(record.origin, pipe).key, {record.id: "+inf"})
+    with connection.pipeline() as pipe:
+        pipe.watch(job_key(held.id))
+        if pipe.hget(job_key(held.id), "sl_exec") != execution.id.encode():
+            return
+        pipe.multi()
+        pipe.hset(job_key(held.id), "status", "failed")
+        pipe.zadd(FailedJobRegistry(record.origin, pipe).key, {held.id: "+inf"})
         execution.delete(job=job, pipeline=pipe)
-        pipe.lrem(held_key(execution.worker_name), 0, record.id)
+        pipe.lrem(held_key(execution.worker_name), 0, held.id)
         pipe.execute()
 
 

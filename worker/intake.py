@@ -22,6 +22,7 @@ from shared.errors import (
     UnsupportedCapability,
     UnsupportedSchema,
 )
+from shared.records import NO_TIME, SlotTime
 from shared.schemas import GenerationRequest, Message, Tool
 from shared.settings import WorkerSettings
 from shared.validation import invalid
@@ -102,6 +103,8 @@ class Intake:
         *,
         generated: Sequence[int] = (),
         logged_logprobs: Sequence[Logprob] = (),
+        has_started: bool = False,
+        slot_time: SlotTime = NO_TIME,
         waited_s: float = 0.0,
         start_by: float | None = None,
         priority: int = 1,
@@ -118,6 +121,9 @@ class Intake:
             max_tokens=prepared.max_tokens,
             generated=tuple(generated),
             logged_logprobs=tuple(logged_logprobs),
+            has_started=has_started,
+            used_s=slot_time.used_s,
+            prompt_s=slot_time.prompt_s,
             stop=body.stop_strings,
             timeout_s=body.timeout_s or self._settings.timeout_s,
             cache_prompt=self._settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,

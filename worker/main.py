@@ -1,7 +1,8 @@
 """`slotline worker`: a small parent that keeps a model process alive and runs RQ's scheduler.
 
 The parent never loads a model, so that the scheduler may fork from it (a fork of a process that has touched the
-GPU cannot use it), and a crash of the model takes nothing else with it.
+GPU cannot use it), and a crash of the model takes nothing else with it. It is the first to see such a crash: it gives
+back at once what the process held, and it takes over from other dead workers while a new model is being loaded.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,9 +22,13 @@ from rq.scheduler import RQScheduler
 
 from shared.connection import connect, wait_until_up
 from shared.errors import RedisUnavailable
+from shared.jobs import JobStore
 from shared.names import DEFAULT_MODEL, PRIORITIES, SERIALIZER, queue_name
 from shared.settings import PREFIX, WorkerSettings
+from worker.black_box import BlackBox
 from worker.model_process import EXIT_CONFIG, EXIT_DRAINED, EXIT_REDIS, configure_logging
+from worker.recovery import Recovery
+from worker.stall import StallWatch
 
 log = logging.getLogger("slotline.parent")
 
@@ -57,6 +63,9 @@ class Parent:
             serializer=SERIALIZER,
             logging_level=logging.WARNING,
         )
+        self._box = BlackBox.to_share()
+        self._undertaker = Undertaker(Recovery(JobStore(client, settings), settings))
+        self._next_scheduler_check = 0.0
         self._child: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
@@ -64,13 +73,19 @@ class Parent:
         """Return the exit status of the last model process."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
-        backoff = FIRST_BACKOFF_S
+        backoff, has_served = FIRST_BACKOFF_S, False
         try:
             while True:
                 started = time.monotonic()
                 status = self._run_child()
-                if self._stopping or status in (EXIT_DRAINED, EXIT_CONFIG, EXIT_REDIS):
-                    return max(status, 0) if not self._stopping else EXIT_DRAINED
+                has_served = has_served or bool(self._box.name)
+                # One that ended by itself was not ended by what it worked on.
+                self._undertaker.bury(self._box.name, self._box.executions if status < 0 else [])
+                if self._stopping:
+                    return EXIT_DRAINED
+                # An outage that came later is waited for, however long.
+                if status in (EXIT_DRAINED, EXIT_CONFIG) or (status == EXIT_REDIS and not has_served):
+                    return status
                 if time.monotonic() - started > WELL_AFTER_S:
                     backoff = FIRST_BACKOFF_S
                 log.error("the model process ended with status %d; a new one starts in %g s", status, backoff)
@@ -82,24 +97,41 @@ class Parent:
 
     def _run_child(self) -> int:
         command = [sys.executable, "-P", "-m", "slotline", "worker", f"--model-process-of={os.getpid()}"]
+        self._box.clear()
+        file = self._box.file
+        assert file is not None
         # A session of its own: Ctrl-C in a terminal must reach it once, through us.
-        self._child = subprocess.Popen(command, env=child_environment(self._settings), start_new_session=True)
+        self._child = child = subprocess.Popen(
+            [*command, f"--black-box={file}"],
+            env=child_environment(self._settings),
+            start_new_session=True,
+            pass_fds=[file],
+        )
         if self._stopping:
-            self._child.send_signal(signal.SIGTERM)
-        next_check = 0.0
+            child.send_signal(signal.SIGTERM)
+        stall = StallWatch(self._settings.stall_timeout_s)
         while True:
-            if not self._stopping and time.monotonic() >= next_check:
-                self._scheduler.ensure()
-                next_check = time.monotonic() + SCHEDULER_CHECK_S
+            self._go_round()
+            if stall.has_stalled(self._box.ticks):
+                log.error("the engine has stood still for %g s; its process is ended", self._settings.stall_timeout_s)
+                child.kill()
             try:
-                return self._child.wait(timeout=1)
+                return child.wait(timeout=self._undertaker.round_s)
             except subprocess.TimeoutExpired:
                 continue
+
+    def _go_round(self) -> None:
+        """What has to be done again and again, whether a model process lives or not."""
+        self._undertaker.look()
+        if not self._stopping and time.monotonic() >= self._next_scheduler_check:
+            self._scheduler.ensure()
+            self._next_scheduler_check = time.monotonic() + SCHEDULER_CHECK_S
 
     def _pause(self, seconds: float) -> bool:
         """Wait; returns at once and True when told to stop."""
         deadline = time.monotonic() + seconds
         while not self._stopping and time.monotonic() < deadline:
+            self._go_round()
             time.sleep(0.05)
         return self._stopping
 
@@ -107,6 +139,48 @@ class Parent:
         self._stopping = True
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
+
+
+class Undertaker:
+    """Takes jobs back from model processes of ours that have ended, and from all workers whose lease has run out.
+
+    What Redis does not answer is tried again in the next round.
+    """
+
+    def __init__(self, recovery: Recovery) -> None:
+        self._recovery = recovery
+        self._name = f"parent-{socket.gethostname()}-{os.getpid()}"
+        self._ended: dict[str, list[str]] = {}
+        self._next = 0.0
+        self.round_s = recovery.round_s
+
+    def bury(self, worker: str, blamed: list[str]) -> None:
+        """Take back what a worker held that has ended; its black box says which executions it worked on."""
+        if worker:  # otherwise it did not come so far as to have a name
+            self._ended[worker] = blamed
+            self._next = 0.0
+            self.look()
+
+    def look(self) -> None:
+        """Go round if it is time to."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self.round_s
+        try:
+            self._go_round()
+        except RedisError as error:
+            if self._recovery.is_healthy:
+                log.warning("no answer from Redis, trying again: %s", error)
+            self._recovery.note_outage()
+
+    def _go_round(self) -> None:
+        self._recovery.begin_round()
+        self._recovery.check_writable(self._name)
+        for worker in list(self._ended):
+            self._recovery.bury(worker, self._ended[worker])
+            del self._ended[worker]
+        self._recovery.end_round()
+        self._recovery.take_back()
 
 
 class Scheduler(RQScheduler):

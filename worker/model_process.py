@@ -17,6 +17,7 @@ from shared.registry import ModelCard, Registry
 from shared.settings import FAKE_PREFIX, WorkerSettings
 from worker.backend import Backend, ModelError
 from worker.batching import BatchStrategy, WholePrompts, load_strategy
+from worker.black_box import BlackBox
 from worker.engine import Engine
 from worker.intake import Intake
 from worker.slot_worker import SlotWorker
@@ -29,15 +30,18 @@ EXIT_REDIS = 69  # EX_UNAVAILABLE of sysexits.h
 EXIT_ENGINE = 70  # EX_SOFTWARE
 
 
-def run(settings: WorkerSettings, parent_pid: int) -> int:
-    """Serve one model for as long as the process `parent_pid` is our parent. Returns the exit status."""
+def run(settings: WorkerSettings, parent_pid: int, box: BlackBox) -> int:
+    """Serve one model for as long as the process `parent_pid` is our parent, which reads `box`.
+
+    Returns the exit status.
+    """
     configure_logging(settings.log_level)
     # The engine comes back from each pass for the GIL; another thread may keep it for no longer than this.
     sys.setswitchinterval(0.001)
     client = connect(settings)
     try:
         strategy = _strategy(settings)
-        wait_until_up(client, settings.redis_wait_s)
+        wait_until_up(client, settings.redis_wait_s, warn=False)  # our parent has
         backend = load_backend(settings)
     except RedisUnavailable as error:
         return _give_up(str(error), EXIT_REDIS)
@@ -52,6 +56,7 @@ def run(settings: WorkerSettings, parent_pid: int) -> int:
         backend.close()
         return _give_up(f"--grammar: {error}", EXIT_CONFIG)
     name = f"{settings.model_name}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    box.sign(name)
     worker = SlotWorker(name, settings, client, intake, backend.info.n_ctx, parent_pid)
     engine = Engine(
         backend,
@@ -60,6 +65,7 @@ def run(settings: WorkerSettings, parent_pid: int) -> int:
         name=name,
         chunk_size=settings.chunk_size,
         pause_s=settings.pause_s,
+        box=box,
     )
     Registry(client).register_model(_card(settings, backend, intake))
     log.info(start_line(settings, backend))

@@ -18,6 +18,7 @@ from shared.errors import InternalError, QueueTimeout, SlotlineError
 from shared.jobs import JobStore, request_of
 from shared.stream import Event as LogEvent
 from worker.backend import SamplingParams
+from worker.black_box import INTAKE
 from worker.engine import Engine
 from worker.held import HeldJob, waited_s
 from worker.intake import Intake
@@ -65,7 +66,8 @@ class Preparer:
         while (jobs := self._queue.get()) is not None:
             for held in jobs:
                 try:
-                    request = self._prepare(held)
+                    with self._engine.box.working_on(INTAKE, held.execution.id):
+                        request = self._prepare(held)
                     if held.record.cancelling or held.is_orphaned:
                         self._engine.decline(request)
                     else:
@@ -82,7 +84,11 @@ class Preparer:
         prepared = self._intake.prepare(request_of(record), seed_source=f"{record.id}:{record.created_at}")
         limit = prepared.body.queue_timeout_s
         earlier = self._log(record.id) if record.attempts > 1 else []
-        logged = [t for t in (e.json() for e in earlier if e.name == "token") if t["token"] is not None]
+        tokens = [e.json() for e in earlier if e.name == "token"]
+        if [t["index"] for t in tokens] != list(range(len(tokens))):
+            # Going on from what is left would answer another prompt, and going back would say other tokens again.
+            raise InternalError("the job cannot go on, since a part of its log is gone; retry it")
+        logged = [t for t in tokens if t["token"] is not None]
         # One that had a slot has not come too late, though it may have been displaced before its first token.
         may_wait = None if limit is None or earlier else limit - waited
         if may_wait is not None and may_wait < 0:
@@ -93,6 +99,8 @@ class Preparer:
             held.execution.id,
             generated=[t["token"] for t in logged],
             logged_logprobs=[from_json(t["logprobs"]) for t in logged if "logprobs" in t],
+            has_started=bool(earlier),
+            slot_time=record.slot_time,
             waited_s=waited,
             start_by=None if may_wait is None else time.monotonic() + may_wait,
             priority=held.priority,

@@ -1,11 +1,12 @@
-"""What the engine works on (`Request`) and what it says (`Started`, `Token`, `Ended`, `HandedBack`)."""
+"""What the engine works on (`Request`) and what it says (`Event`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from shared.errors import SlotlineError
-from shared.schemas import FinishReason
+from shared.records import SlotTime
+from shared.schemas import FinishReason, PauseReason
 from worker.answer import AnswerFormat, Delta, ToolCall
 from worker.backend import Logits, SamplingParams
 
@@ -44,8 +45,10 @@ class Request:
     expected_tokens: int = EXPECTED_TOKENS
     #: The log probabilities of `generated`, where `logprobs` asks for them.
     logged_logprobs: tuple[Logprob, ...] = ()
-    #: Time it has already spent in slots.
+    #: Time it has already spent in slots, of any worker.
     used_s: float = 0.0
+    #: Whether it has had a slot before, so that its readers have been told that it started.
+    has_started: bool = False
     #: When to give up waiting, on the engine's clock; None for never.
     start_by: float | None = None
     #: Its place in `PRIORITIES`: 0 is the most urgent. Where no slot is free it takes one from a less urgent request.
@@ -58,6 +61,11 @@ class Request:
     cached_tokens: int | None = None
     #: Slot time until its first token; None before that.
     prompt_s: float | None = None
+
+    @property
+    def slot_time(self) -> SlotTime:
+        """How long it was in slots before it came here."""
+        return SlotTime(self.used_s, self.prompt_s)
 
     @property
     def most_tokens(self) -> int:
@@ -115,10 +123,28 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request has a slot. `resumed` says that earlier tokens are kept."""
+    """The request has a slot. `resumed` says that it is not its first one; earlier tokens are kept."""
 
     request: Request
     resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`done` of the `total` tokens that the request starts from are computed, and it has taken a while."""
+
+    request: Request
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The request has lost its slot, with so many tokens of answer, and goes on later, here or elsewhere."""
+
+    request: Request
+    tokens: int
+    reason: PauseReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +178,22 @@ class Ended:
     logprobs: tuple[Logprob, ...] | None = None
     embedding: Logits | None = None
 
+    @property
+    def slot_time(self) -> SlotTime:
+        """How long it was in slots, the last one included."""
+        if self.stats.seq_id is None:  # it had none here
+            return self.request.slot_time
+        return SlotTime(self.stats.duration_s, self.stats.prompt_s if self.stats.generated_tokens else None)
+
 
 @dataclass(frozen=True, slots=True)
 class HandedBack:
-    """The request is not over, but not to go on here."""
+    """The request is not over, but not to go on here. It knows its time in slots so far."""
 
     request: Request
 
 
-Event = Started | Token | Ended | HandedBack
+Event = Started | Progress | Paused | Token | Ended | HandedBack
 
 
 @dataclass(slots=True)

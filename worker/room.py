@@ -46,8 +46,8 @@ class Workload:
 
     @property
     def free(self) -> int:
-        """Slots without a job."""
-        return max(0, self.slots - len(self))
+        """Slots without a job; none beside one that runs alone."""
+        return 0 if self._is_shut else max(0, self.slots - len(self))
 
     @property
     def lends(self) -> bool:
@@ -58,8 +58,10 @@ class Workload:
         """Jobs that may be taken of each of `PRIORITIES` and more urgent ones together.
 
         A job that was taken before its time counts by the rank that age gave it, so that nobody displaces it, but
-        only for `TURN_S` of every two: age gives order, not immunity.
+        only for `TURN_S` of every two: age gives order, not immunity. Beside a job that runs alone there is no room.
         """
+        if self._is_shut:
+            return [0] * len(PRIORITIES)
         now = self._clock()
         by_level = Counter(_level(entry, now) for entry in self._all())
         counted, room = 0, []
@@ -71,6 +73,10 @@ class Workload:
     def by_queue(self) -> Counter[str]:
         """How many of the jobs came from each RQ queue."""
         return Counter(entry.held.record.origin for entry in self._all())
+
+    @property
+    def _is_shut(self) -> bool:
+        return any(entry.held.runs_alone for entry in self._all())
 
     def _all(self) -> list[_Entry]:
         return list(self._entries.values())

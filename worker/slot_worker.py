@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -19,21 +20,28 @@ from redis.exceptions import RedisError
 from rq.command import parse_payload
 from rq.worker import BaseWorker
 
+from shared.deadlines import Deadlines
 from shared.jobs import JobStore
 from shared.names import DEFAULT_MODEL, PRIORITIES, SERIALIZER, queue_name
 from shared.registry import Registry, WorkerStats
+from shared.rollback import Holdings
 from shared.settings import WorkerSettings
+from shared.strays import Strays
 from shared.work import Opening
+from worker import command_channel
+from worker.command_channel import CommandChannel
 from worker.doorbell import Doorbell
 from worker.engine import Engine
-from worker.finaliser import Finaliser
-from worker.heartbeat import HEARTBEAT_S, Heartbeat
+from worker.finaliser import Finaliser, Outcome
+from worker.heartbeat import Heartbeat
 from worker.held import HeldJob, hold
 from worker.intake import Intake
 from worker.preparing import Preparer
 from worker.publisher import Publisher
+from worker.recovery import ROUND_S
 from worker.requests import Ended, Event, HandedBack
 from worker.room import Workload
+from worker.seclusion import Seclusion
 from worker.shares import QUANTUM_TOKENS, Shares
 from worker.telemetry import Metrics
 
@@ -74,14 +82,24 @@ class SlotWorker(BaseWorker):
             log_job_description=False,
         )
         self.store = JobStore(client, settings)
+        self.deadlines = Deadlines(self.store)
+        self.strays = Strays(self.store)
         self.registry = Registry(client)
+        self.holdings = Holdings(client, name)
         self.held: dict[str, HeldJob] = {}
         self.intake = intake
         self.metrics = Metrics(name)
         self._abandon = threading.Event()
         self.finaliser = Finaliser(self, self.store, self._on_done, self._abandon)
         self.publisher = Publisher(
-            self.store, self.held, self.finaliser, self.lose, settings.flush_s, self._abandon, self._give_up
+            self.store,
+            self.held,
+            self.finaliser,
+            self.lose,
+            settings.flush_s,
+            self._abandon,
+            self._give_up,
+            self.owns,
         )
         self._n_ctx = n_ctx
         self._wake = threading.Event()
@@ -99,6 +117,7 @@ class SlotWorker(BaseWorker):
         """Work for this engine."""
         self.engine = engine
         self._workload = Workload(len(engine.pool))
+        self._seclusion = Seclusion(self._begin, partial(engine.hand_back, running=True), self.settings.drain_s)
         self._shares = [Shares(engine.served) for _ in PRIORITIES]
 
     def run(self, engine: Engine) -> None:
@@ -153,6 +172,7 @@ class SlotWorker(BaseWorker):
 
     def _work_once(self) -> float:
         """Pull what there is room for, and listen for what there still is room for. Returns how long to wait."""
+        self._seclusion.look(len(self._workload))
         now, rung, levels = time.monotonic(), self._bell.take(), self._levels()
         # What is listened for was looked for; a slot that becomes free beside others changes nothing.
         if rung is None and levels <= self._heard and now < self._next_look:
@@ -200,12 +220,16 @@ class SlotWorker(BaseWorker):
             self._shares[opening.level].settle(taken.waiting & queues, by_queue.keys() & queues)
         # From here on their tokens count.
         if held:
-            self._preparer.put(held)
+            self._seclusion.put(held)
+            self._seclusion.look(len(self._workload))
         if taken.live_queues != self.heart.live_queues:
             self.heart.follow_queues()
             return 0.0
         # What is left to others was rung for. Until they have heard it this worker must not listen.
         return LOOK_AGAIN_S if taken.leaves_some else LOOK_S
+
+    def _begin(self, jobs: Sequence[HeldJob]) -> None:
+        self._preparer.put(jobs)
 
     def _wait(self, seconds: float) -> None:
         """Wait for something that has to be looked at; what comes later is looked at after that."""
@@ -217,6 +241,9 @@ class SlotWorker(BaseWorker):
         log.info("stopping: %d jobs may go on for %g s", len(self._workload), self.settings.drain_s)
         self._preparer.stop()
         self.engine.hand_back(running=False)
+        if (held := self._seclusion.take()) is not None:
+            self._workload.remove(held.execution.id)
+            self.finaliser.put(Outcome("handed_back", held, slot_time=held.record.slot_time))
         deadline = time.monotonic() + self.settings.drain_s
         handed_back_at: float | None = None
         while self.held and not self.engine_failed:
@@ -247,7 +274,7 @@ class SlotWorker(BaseWorker):
         if self.engine_failed and self.held:
             jobs = [(h.id, h.execution.id) for h in self.held.values()]
             try:
-                self.store.hand_back(self.name, jobs)
+                self.store.cancel_many(self.store.hand_back(self.name, jobs, self.engine.slot_times))
             except RedisError as error:
                 log.warning("%d jobs go on when this worker's lease runs out: %s", len(jobs), error)
 
@@ -290,12 +317,24 @@ class SlotWorker(BaseWorker):
         if self._stop_signals:
             self._wake.set()
 
+    def owns(self, held: HeldJob) -> bool:
+        """Whether a job is ours although Redis says otherwise; one that a new server forgot is registered again.
+
+        From any thread.
+
+        Raises:
+            RedisError: Redis did not answer.
+        """
+        return self.holdings.restore(held.record, held.execution.id, held.raw) != "lost"
+
     def lose(self, execution: str) -> None:
         """Drop a job that has another owner now; from any thread."""
         held = self.held.get(execution)
         if held is not None:
             log.warning("job %s has another owner now; it is dropped here", held.id)
         self.engine.drop(execution)
+        self._seclusion.forget(execution)
+        self.publisher.journal.forget(execution)
         self._workload.remove(execution)
         self._on_done(execution)
         self._wake.set()
@@ -318,6 +357,7 @@ class SlotWorker(BaseWorker):
             prefilling_slots=sum(slot.is_prefilling for slot in active),
             waiting_requests=len(engine.waiting),
             queue_depth=self.heart.queue_depth,
+            job_s=None if engine.job_s is None else round(engine.job_s, 3),
             last_tick_age_s=round(engine.last_tick_age_s, 3),
             ticks_total=engine.ticks,
             tokens_total=engine.tokens,
@@ -376,7 +416,22 @@ class SlotWorker(BaseWorker):
             if held.id == job_id:
                 self.request_stop_execution(held.execution.id)
 
+    def subscribe(self) -> None:
+        """As RQ's, on a line that is watched."""
+        self.pubsub: Any = CommandChannel(self.connection, self.settings.redis_timeout_s)
+        self.pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload})
+        self.pubsub_thread: Any = self.pubsub.run_in_thread(
+            sleep_time=command_channel.LOOK_S, daemon=True, exception_handler=self._pubsub_exception_handler
+        )
+
+    def unsubscribe(self) -> None:
+        """Leave it to the thread to close the line; RQ's own does so too after a second, perhaps at the same moment."""
+        if self.pubsub_thread:
+            self.pubsub.unsubscribe()  # which wakes the thread
+            self.pubsub_thread.stop()
+            self.pubsub_thread.join(timeout=self.settings.redis_timeout_s)
+
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, thread: Any) -> None:
         """Stay subscribed whatever Redis does; RQ gives up on all but lost connections."""
         log.warning("the command channel was interrupted, trying again: %s", exc)
-        time.sleep(HEARTBEAT_S)
+        time.sleep(ROUND_S)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 
+from shared.records import SlotTime
 from shared.schemas import FinishReason
 from worker.backend import TokenSampler
+from worker.black_box import BlackBox
 from worker.requests import Logprob, Request, Stats
 from worker.sequences import Sequence
 from worker.text import Transcript
@@ -41,6 +43,8 @@ class Slot:
     cached_tokens: int | None = None
     admitted: int = 0
     admitted_at: float = 0.0
+    #: When it last said how much of its prompt is computed, at first when it was admitted.
+    told_at: float = 0.0
     #: Time in slots until the first token.
     prompt_s: float | None = None
 
@@ -94,6 +98,10 @@ class Slot:
         """Time the request has spent in slots, this one and earlier ones."""
         return now - self.admitted_at + (self.request.used_s if self.request else 0.0)
 
+    def slot_time(self, now: float) -> SlotTime:
+        """That time, as it travels with the request's job."""
+        return SlotTime(self.used_s(now), self.prompt_s)
+
     def stats(self, now: float) -> Stats:
         """The figures of the request, as of now."""
         assert self.request is not None and self.sequence is not None
@@ -114,8 +122,10 @@ class Slot:
 class SlotPool:
     """All slots. It alone acquires and releases them."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, box: BlackBox | None = None) -> None:
+        """So many idle slots; what they work on is noted in `box`."""
         self.slots = [Slot(index) for index in range(size)]
+        self._box = box or BlackBox()
         self._admissions = 0
 
     def __iter__(self) -> Iterator[Slot]:
@@ -142,12 +152,13 @@ class SlotPool:
         Sampler and transcript are the request's own and know its tokens so far. There must be an idle slot.
         """
         slot, request = self.idle[0], place.request
+        self._box.enter(slot.index, request.execution)
         self._admissions += 1
         slot.state, slot.request, slot.place = SlotState.ACTIVE, request, place
         slot.sequence, slot.sampler, slot.transcript = sequence, sampler, transcript
         slot.logprobs, slot.is_argmax = list(request.logged_logprobs), request.params.is_argmax
         slot.cached_tokens, slot.prompt_s = request.cached_tokens, request.prompt_s
-        slot.admitted, slot.admitted_at = self._admissions, now
+        slot.admitted, slot.admitted_at, slot.told_at = self._admissions, now, now
         return slot
 
     def release(self, slot: Slot) -> tuple[Request, Sequence]:
@@ -158,6 +169,7 @@ class SlotPool:
             slot.sampler.close()
         slot.state, slot.request, slot.sequence, slot.place = SlotState.IDLE, None, None, None
         slot.sampler, slot.transcript, slot.logprobs = None, None, []
+        self._box.leave(slot.index)
         return request, sequence
 
     def check_integrity(self) -> None:

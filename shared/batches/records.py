@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from shared.batches.schemas import ENDED, BatchStatus
 from shared.openai.exchange import Endpoint
+from shared.webhooks.state import webhook_of
 
 #: Fields that hold a second since 1970, named after the state that began then.
 TIMES = (
@@ -58,6 +59,8 @@ class BatchRecord:
     times: dict[str, int]
     #: How often the failed lines were run again.
     retries: int
+    #: What is shown of its webhook (`WebhookState`).
+    webhook: dict[str, Any] | None
 
     @classmethod
     def parse(cls, batch_id: str, raw: Mapping[bytes, bytes]) -> BatchRecord:
@@ -80,6 +83,7 @@ class BatchRecord:
             usage=Usage(**{name: int(text.get(f"usage_{name}", 0)) for name in Usage.__slots__}),
             metadata=json.loads(text["metadata"]) if "metadata" in text else None,
             times={name: int(text[name]) for name in TIMES if name in text},
+            webhook=webhook_of(raw),
             **number,
         )
 
@@ -113,6 +117,7 @@ class BatchRecord:
             "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
             "usage": self._usage() if "in_progress_at" in self.times else None,
             "metadata": self.metadata,
+            "webhook": self.webhook,
         }
 
     def _usage(self) -> dict[str, Any]:

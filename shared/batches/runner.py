@@ -25,7 +25,7 @@ from shared.batches.parts import Results, put_manifest
 from shared.batches.records import BatchRecord
 from shared.batches.rows import not_run
 from shared.batches.store import BatchStore, EndStatus, LeaseLost
-from shared.errors import BatchNotFound, FileNotFound, QueueFull, StorageUnavailable
+from shared.errors import BatchNotFound, FileNotFound, QueueFull, Unavailable
 from shared.files import FileStore
 from shared.jobs import JobStore
 from shared.names import DEFAULT_MODEL
@@ -127,7 +127,7 @@ class Runner:
             log.warning("batch %s is gone", self._id)
         except LeaseLost:
             log.warning("batch %s is run by another process now", self._id)
-        except (RedisError, StorageUnavailable) as error:
+        except (RedisError, Unavailable) as error:
             log.warning("batch %s was left untidy: %s", self._id, error)
         finally:
             self.close()
@@ -148,7 +148,7 @@ class Runner:
                 elif self.step():
                     return
                 backoff_s = FIRST_BACKOFF_S
-            except (RedisError, StorageUnavailable, OSError, FileNotFound, LineError) as error:
+            except (RedisError, Unavailable, OSError, FileNotFound, LineError) as error:
                 log.warning("batch %s waits %g s: %s", self._id, backoff_s, error)
                 self._batch = None  # what failed may have been done all the same
                 self._stop.wait(backoff_s)

@@ -9,6 +9,8 @@ from pydantic import Field, field_validator
 
 from shared.openai.exchange import Endpoint
 from shared.schemas import Strict
+from shared.webhooks.state import WebhookState
+from shared.webhooks.url import WebhookUrl
 
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
@@ -61,6 +63,7 @@ class BatchRequest(Strict):
     output_expires_after: ExpiresAfter | None = Field(
         None, description="When the results expire; left out, with the batch."
     )
+    webhook_url: WebhookUrl | None = Field(None, description="Told, by a signed POST, when the batch has ended.")
 
     @field_validator("completion_window")
     @classmethod
@@ -141,6 +144,7 @@ class BatchObject(Strict):
     request_counts: RequestCounts
     usage: BatchUsage | None
     metadata: dict[str, str] | None
+    webhook: WebhookState | None = Field(description="What became of the webhook to `webhook_url`.")
 
 
 class BatchList(Strict):

@@ -48,6 +48,7 @@ from shared.openai.exchange import Endpoint
 from shared.paging import pages
 from shared.settings import Settings
 from shared.stream import dumps
+from shared.webhooks.state import URL_FIELD
 
 EndStatus = Literal["completed", "expired", "cancelled"]
 
@@ -102,6 +103,7 @@ class BatchStore(BatchReader):
         metadata: dict[str, str] | None = None,
         output_ttl_s: int | None = None,
         idempotency: str | None = None,
+        webhook_url: str | None = None,
     ) -> BatchRecord:
         """A new batch, `validating`. Its input file cannot be deleted until it has ended.
 
@@ -112,6 +114,7 @@ class BatchStore(BatchReader):
             metadata: kept and shown with the batch.
             output_ttl_s: how long the results are kept after their first row; left out, as long as the batch.
             idempotency: the caller's `Idempotency-Key`; as long as its batch is kept, it means that one.
+            webhook_url: where to send a webhook when the batch has ended.
 
         Raises:
             FileNotFound: there is no such file.
@@ -121,7 +124,7 @@ class BatchStore(BatchReader):
         now = self.clock()
         name = uuid.uuid4().hex if idempotency is None else sha256(idempotency.encode()).hexdigest()[:32]
         batch_id = f"batch_{name}"
-        asked = [input_file_id, endpoint, completion_window, metadata, output_ttl_s]
+        asked = [input_file_id, endpoint, completion_window, metadata, output_ttl_s, webhook_url]
         fields: dict[str, Any] = {
             "input_file_id": input_file_id,
             "endpoint": endpoint,
@@ -133,6 +136,8 @@ class BatchStore(BatchReader):
             fields["metadata"] = dumps(metadata)
         if output_ttl_s is not None:
             fields["output_ttl_s"] = output_ttl_s
+        if webhook_url is not None:
+            fields[URL_FIELD] = webhook_url
         outcome = self._create(
             keys=[batch_key(batch_id), BATCHES, OPEN_BATCHES, file_key(input_file_id), file_users_key(input_file_id)],
             args=[batch_id, int(now * 1000), int(now), dumps(asked), *(x for pair in fields.items() for x in pair)],

@@ -1,7 +1,11 @@
-"""The scripts that run inside Redis, each in a file of its own beside this one."""
+"""The scripts that run inside Redis, each in a file of its own beside this one.
+
+A line `-- uses NAME` in a script stands for the functions in the file NAME, which is no script by itself.
+"""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib.resources import files
 
@@ -12,7 +16,8 @@ from redis.commands.core import Script
 @cache
 def source(name: str) -> str:
     """The text of a script."""
-    return files(__package__).joinpath(f"{name}.lua").read_text("utf-8")
+    text = files(__package__).joinpath(f"{name}.lua").read_text("utf-8")
+    return re.sub(r"^-- uses (\w+)\n", lambda found: source(found[1]), text, flags=re.MULTILINE)
 
 
 def script(client: redis.Redis, name: str) -> Script:

@@ -7,7 +7,7 @@ if f[1] ~= ARGV[1] then return 0 end
 if ARGV[2] == '0' then
   redis.call('HINCRBY', KEYS[1], 'fence', 1)
   redis.call('DEL', KEYS[2])
-else
+elseif redis.call('PEXPIRE', KEYS[2], ARGV[2]) == 0 then  -- which a full Redis allows, unlike SET
   redis.call('SET', KEYS[2], f[2], 'PX', ARGV[2])
 end
 return 1

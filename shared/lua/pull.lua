@@ -1,18 +1,21 @@
 -- Take jobs into a worker's held list, most urgent first, and register their executions with RQ.
--- KEYS: held list, jobs index, live queues of the model and of `default`, workers of the model with a free slot, then the
---       queues of each priority in turn
+-- KEYS: held list, jobs index, live queues of the model and of `default`, workers of the model with a free slot, workers
+--       that may hold jobs, then the queues of each priority in turn
 -- ARGV: worker, what execution ids begin with, now as RQ writes it, now in s, when the registrations run out and how
 --       long that is, one age and two ages before now as RQ writes it, whether a job may be taken before its time (1),
 --       tokens that a job is reckoned at, free slots (below 0: the worker does not take part in that) and for how many
---       ms others may rely on them,
+--       ms others may rely on them, after how many crashes a job runs alone,
 --       then for each priority, most urgent first: its level, room, number of queues, tokens that each is owed (falling)
--- Nothing is taken while workers are suspended (`rq suspend`).
+-- Nothing is taken while workers are suspended (`rq suspend`), nor while a server that has just come (back) may not know
+-- all that workers hold (`settle.lua`).
 -- Returns {{id, execution id, rank, 1 if its web process is gone, {field, value, …}} of each job, the queues in which
 -- jobs are left, number of live queues, 1 if some are left to workers with free slots}.
 local worker, prefix, now, now_s, expires, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local old, lends, quantum = {ARGV[7], ARGV[8]}, ARGV[9] == '1', tonumber(ARGV[10])
 local live = redis.call('SCARD', KEYS[3]) + redis.call('SCARD', KEYS[4])
-if redis.call('EXISTS', 'rq:suspended') == 1 then return {{}, {}, live, 0} end
+if redis.call('EXISTS', 'rq:suspended', 'slotline:settling') > 0 then return {{}, {}, live, 0} end
+local known_run = redis.call('GET', 'slotline:run')
+if known_run and known_run ~= string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') then return {{}, {}, live, 0} end
 local free, now_ms = tonumber(ARGV[11]), math.floor(now_s * 1000)
 local others = 0
 if free >= 0 then
@@ -20,8 +23,8 @@ if free >= 0 then
   others = redis.call('ZCOUNT', KEYS[5], now_ms, '+inf')
 end
 
-local lines, taken = {}, {}
-local k, a = 6, 13
+local lines, taken, alone = {}, {}, false
+local k, a = 7, 14
 while ARGV[a] do
   local line = {level = tonumber(ARGV[a]), room = tonumber(ARGV[a + 1])}
   for i = 1, tonumber(ARGV[a + 2]) do
@@ -53,7 +56,8 @@ local function take(queue, rank)
     local id = redis.call('LPOP', queue.key)
     queue.waiting = queue.waiting - 1
     local key = 'rq:job:' .. id
-    local f = redis.call('HMGET', key, 'status', 'origin', 'sl_end', 'sl_cancel', 'created_at', 'sl_bound')
+    local f = redis.call('HMGET', key, 'status', 'origin', 'sl_end', 'sl_cancel', 'created_at', 'sl_bound',
+                         'sl_crashes')
     local waits = f[1] == 'queued'
     if waits and f[3] == 'cancelled' and f[4] == f[5] and redis.call('ZSCORE', 'rq:canceled:' .. f[2], id) then
       -- RQ's scheduler read the job before it was cancelled and queued it after: it stays cancelled. One that was
@@ -66,7 +70,7 @@ local function take(queue, rank)
       if f[3] then
         -- Queued again after its end by RQ's own ways: it runs from the start.
         redis.call('DEL', 'slotline:events:' .. id)
-        redis.call('HDEL', key, 'sl_end', 'sl_cancel')
+        redis.call('HDEL', key, 'sl_end', 'sl_cancel', 'sl_used_ms', 'sl_prompt_ms', 'sl_crashes', 'sl_crash_at')
       end
       local execution = prefix .. '-' .. #taken
       redis.call('RPUSH', KEYS[1], id)
@@ -79,8 +83,13 @@ local function take(queue, rank)
       local orphaned = f[6] and redis.call('EXISTS', 'slotline:web:' .. f[6] .. ':lease') == 0
       taken[#taken + 1] = {id, execution, rank, orphaned and 1 or 0, redis.call('HGETALL', key)}
       queue.credit = queue.credit - quantum
+      alone = not f[3] and tonumber(f[7] or 0) >= tonumber(ARGV[13])
       for _, line in ipairs(lines) do
-        if line.level >= rank then line.room = line.room - 1 end
+        if alone then
+          line.room = 0
+        elseif line.level >= rank then
+          line.room = line.room - 1
+        end
       end
       return true
     end
@@ -153,7 +162,11 @@ for _, line in ipairs(lines) do
     end
   end
 end
-if free > #taken then
+if #taken > 0 then
+  -- Whoever looks for dead workers has to know of everybody that holds something.
+  redis.call('SADD', KEYS[6], worker)
+end
+if free > #taken and not alone then
   redis.call('ZADD', KEYS[5], now_ms + ARGV[12], worker)
   redis.call('EXPIRE', KEYS[5], 60)
 end

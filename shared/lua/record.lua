@@ -35,6 +35,7 @@ local function record(id, execution, origin, began_s, result, ttl)
     expires = now_s + ttl
     redis.call('EXPIRE', 'rq:results:' .. id, ttl)
     redis.call('EXPIRE', key, ttl)
+    redis.call('EXPIRE', 'slotline:events:' .. id, math.max(60, ttl))  -- from the same moment, however late that is
     redis.call('EXPIRE', 'rq:job::' .. id .. ':dependencies', ttl)  -- RQ writes two colons here
   else
     redis.call('PERSIST', 'rq:results:' .. id)

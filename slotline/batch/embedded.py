@@ -182,6 +182,7 @@ def _requests(line: Line) -> tuple[Exchange | None, list[JobRequest]]:
     """
     from pydantic import ValidationError
 
+    from shared.errors import InvalidRequest
     from shared.openai.exchange import read_exchange
     from shared.schemas import JobRequest
     from shared.validation import invalid
@@ -191,9 +192,12 @@ def _requests(line: Line) -> tuple[Exchange | None, list[JobRequest]]:
         exchange = read_exchange(line.endpoint, body)  # type: ignore[arg-type]
         return exchange, exchange.jobs()
     try:
-        return None, [JobRequest.model_validate(body)]
+        job = JobRequest.model_validate(body)
     except ValidationError as error:
         raise invalid(error, JobRequest.model_fields) from None
+    if job.webhook_url is not None:
+        raise InvalidRequest("`webhook_url` needs a server: nothing else sends webhooks", "webhook_url")
+    return None, [job]
 
 
 def refused(line: Line, error: SlotlineError) -> Outcome:

@@ -30,6 +30,7 @@ PLAIN: tuple[tuple[str, type, str], ...] = (
     ("run_at", str, "Start no sooner than this; ISO 8601 with a time zone."),
     ("retries", int, "Times to try again after a failure that may pass."),
     ("result_ttl_s", int, "How long the ended job is kept."),
+    ("webhook_url", str, "Told, by a signed POST, when the job has ended."),
 )
 
 #: Fields that are JSON, and what `--help` says. `@FILE` reads it from a file.

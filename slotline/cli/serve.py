@@ -36,15 +36,16 @@ def worker() -> click.Command:
     """The command `slotline worker`."""
     from shared.settings import WorkerSettings
 
-    def run(check: bool, model_process_of: int | None, **given: Any) -> None:
+    def run(check: bool, model_process_of: int | None, black_box: int | None, **given: Any) -> None:
         """Run a worker: a small parent that keeps the process with the model going."""
         settings = load_settings(WorkerSettings, given)
         if check:
             _check(settings)
         elif model_process_of is not None:
+            from worker.black_box import BlackBox
             from worker.model_process import run as run_model
 
-            _leave(run_model(settings, model_process_of))
+            _leave(run_model(settings, model_process_of, BlackBox(black_box)))
         else:
             from worker.main import run as run_parent
 
@@ -52,8 +53,9 @@ def worker() -> click.Command:
 
     flags = [
         click.Option(["--check"], is_flag=True, help="Start nothing; say whether this host's worker is well (0 or 1)."),
-        # How the parent starts the other process; the value is the parent's process id.
+        # How the parent starts the other process: its own process id, and a file descriptor that both have.
         click.Option(["--model-process-of"], type=int, hidden=True),
+        click.Option(["--black-box"], type=int, hidden=True),
     ]
     return click.Command("worker", callback=run, params=[*flags, *settings_options(WorkerSettings)], help=run.__doc__)
 

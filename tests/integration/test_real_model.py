@@ -86,15 +86,15 @@ def test_no_job_shows_the_marker_of_another(jobs: Jobs) -> None:
 
 def test_hot_sampling_gives_valid_text_and_right_usage(jobs: Jobs) -> None:
     ids = [
-        jobs.submit(f"hot {i}", temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, max_tokens=40, ignore_eos=True)
-        for i in range(10)
+        jobs.submit(f"hot {i}", temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, max_tokens=100, ignore_eos=True)
+        for i in range(20)
     ]
     for job_id in ids:
         view = jobs.until(job_id, "completed")
         tokens = jobs.store.stream.tokens(job_id)
         view["text"].encode("utf-8")
         assert "".join(t["text"] for t in tokens) == view["text"]
-        assert view["usage"]["completion_tokens"] == sum(t["token"] is not None for t in tokens) == 40
+        assert view["usage"]["completion_tokens"] == sum(t["token"] is not None for t in tokens) == 100
 
 
 def test_all_kinds_of_sampling_share_one_tick(jobs: Jobs) -> None:

@@ -21,7 +21,7 @@ from shared.schemas import JobRequest
 from shared.settings import Settings, load
 from tests.integration.conftest import Jobs, StartWorker
 from tests.processes import WorkerProcess, eventually, new_valkey
-from tests.proxy import DroppingProxy
+from tests.proxy import RedisProxy
 
 pytestmark = pytest.mark.integration
 
@@ -231,7 +231,7 @@ def test_a_job_that_fails_and_is_retried_at_once_never_gets_stuck(start_worker: 
 def test_what_was_pulled_by_a_command_whose_reply_was_lost_is_run_all_the_same(
     jobs: Jobs, client: redis.Redis, valkey: str, tmp_path: Path
 ) -> None:
-    with DroppingProxy(valkey) as proxy:
+    with RedisProxy(valkey) as proxy:
         worker = WorkerProcess(client, proxy.url, tmp_path, name="fake-echo", temp=0)
         try:
             job_id = jobs.submit("lost and found", delay_s=0.01)

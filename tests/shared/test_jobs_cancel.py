@@ -17,6 +17,8 @@ from rq.registry import CanceledJobRegistry, DeferredJobRegistry, FailedJobRegis
 from shared.errors import JobAlreadyEnded, JobNotEnded, JobNotFound
 from shared.jobs import JobStore
 from shared.names import JOB_FUNCTION
+from shared.reading import Said
+from shared.records import JobRecord
 from shared.results import JobObject
 from shared.schemas import JobRequest
 from shared.stream import Append, Event, EventId, dumps
@@ -97,6 +99,48 @@ def test_a_job_cancelled_after_it_was_handed_back_keeps_its_text(world: World) -
     assert world.events(pulled.record.id) == ["token", "token", "done"]
 
 
+def test_what_a_worker_adds_between_the_look_and_the_cancel_is_part_of_the_text(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, look = world.submit(), world.store.said
+
+    def late(record: JobRecord) -> Said:
+        found = look(record)
+        if record.attempts < 3:
+            (pulled,) = world.pull()
+            world.say(pulled, "x", start=record.attempts)
+            world.store.hand_back("w1", [(job_id, pulled.execution)])
+        return found
+
+    monkeypatch.setattr(world.store, "said", late)
+    assert world.store.cancel(job_id)["text"] == "xxx"
+    assert world.store.stream.last(job_id).json()["text"] == "xxx"
+    assert world.events(job_id) == ["token"] * 3 + ["done"]
+
+
+def test_so_it_is_for_many_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, look = [world.submit() for _ in range(3)], world.store.said
+
+    def late(record: JobRecord) -> Said:
+        found = look(record)
+        if record.id == ids[1] and not record.attempts:
+            pulled = world.pull(count=3)
+            world.say(pulled[1], "x")
+            world.store.hand_back("w1", [(p.record.id, p.execution) for p in pulled])
+        return found
+
+    monkeypatch.setattr(world.store, "said", late)
+    world.store.cancel_many(ids)
+    assert [world.store.view(i)["text"] for i in ids] == [None, "x", None]
+    assert [world.events(i)[-1] for i in ids] == ["done"] * 3
+
+
+def test_a_job_requeued_with_rq_after_its_end_is_cancelled_without_the_text_of_its_last_life(world: World) -> None:
+    job_id = failed(world)
+    world.job(job_id).requeue()
+    assert world.store.cancel(job_id)["text"] is None
+
+
 def test_a_job_requeued_with_rq_and_cancelled_before_it_runs_has_one_end(world: World) -> None:
     job_id = failed(world)
     world.job(job_id).requeue()
@@ -161,6 +205,25 @@ def test_a_job_that_was_handed_back_with_a_promised_cancel_can_be_cancelled_at_o
     assert world.pull() == []
 
 
+@pytest.mark.parametrize("status", ["queued", "scheduled", "deferred", "ready_to_enqueue"])
+def test_a_promised_cancel_shows_wherever_the_job_waits(status: str, world: World) -> None:
+    pulled = world.take("w1")
+    world.store.cancel(pulled.record.id)
+    world.client.hset(f"rq:job:{pulled.record.id}", "status", status)
+    assert (world.store.view(pulled.record.id)["status"], world.store.view(pulled.record.id)["detail"]) == (
+        "cancelled",
+        "cancelling",
+    )
+
+
+def test_handing_back_says_which_jobs_are_to_be_cancelled(world: World) -> None:
+    kept, flagged = world.take(), world.take()
+    world.store.cancel(flagged.record.id)
+    jobs = [(p.record.id, p.execution) for p in (kept, flagged)]
+    assert world.store.hand_back("w1", jobs) == [flagged.record.id]
+    assert world.store.hand_back("w1", jobs) == []
+
+
 # --- when it is over ---
 
 
@@ -214,14 +277,14 @@ def test_a_job_that_never_was_is_not_found(call: Callable[[JobStore, str], Any],
 
 
 def test_once_cancel_has_answered_the_job_always_ends_cancelled(world: World) -> None:
-    """60 rounds of 5 jobs; a worker pulls, generates and commits while a caller cancels at random moments."""
+    """60 rounds of 5 jobs; a worker pulls, generates, gives back or dies, and commits while a caller cancels."""
     rng = random.Random(7)
     outcomes: list[bool] = []
     with ThreadPoolExecutor(2) as pool:
         for _ in range(60):
             ids = [world.submit() for _ in range(5)]
             barrier = Barrier(2)
-            working = pool.submit(_work, world, barrier)
+            working = pool.submit(_work, world, barrier, random.Random(rng.random()))
             cancelled = pool.submit(_cancel_all, world, barrier, ids, rng).result(timeout=30)
             working.result(timeout=30)
             for job_id in ids:
@@ -231,15 +294,26 @@ def test_once_cancel_has_answered_the_job_always_ends_cancelled(world: World) ->
                 assert world.store.fetch(job_id).is_over
                 assert events[-1] == "done"
                 assert events.count("done") == 1
-                assert shown["text"] in (None, "", "x", "xx")
+                text = "".join(t["text"] for t in world.store.stream.tokens(job_id))
+                assert (shown["text"] or "") == text in ("", "x", "xx")
             outcomes += [job_id in cancelled for job_id in ids]
     assert set(outcomes) == {True, False}
 
 
-def _work(world: World, barrier: Barrier) -> None:
-    """Do what a worker does until the queue is empty."""
+def _work(world: World, barrier: Barrier, rng: random.Random) -> None:
+    """Do what workers do until the queue is empty."""
     barrier.wait(timeout=10)
     while pulled := world.pull(count=2):
+        for p in pulled:
+            world.say(p, *["x"] * rng.randrange(3))
+        end = rng.randrange(4)
+        if end == 0:
+            jobs = [(p.record.id, p.execution) for p in pulled]
+            world.store.cancel_many(world.store.hand_back("w1", jobs))
+            continue
+        if end == 1:
+            world.store.cancel_many(world.store.reclaim("w2").cancelled)
+            continue
         for p in pulled:
             world.say(p, "x", "x")
         outcomes = world.store.commit([end_of(p, tokens=2) for p in pulled])
@@ -357,8 +431,14 @@ def test_a_worker_that_missed_the_end_cannot_write_to_the_retried_job(world: Wor
 
 # --- erase ---
 
-#: Keys that say nothing of any one job: the queues there are, and the bells rung for new ones.
-COUNTERS = {f"slotline:queues:{MODEL}", "rq:queues", f"slotline:doorbell:{MODEL}:normal"}
+#: Keys that say nothing of any one job: the queues and workers there are, bells rung for new jobs, and their count.
+COUNTERS = {
+    f"slotline:queues:{MODEL}",
+    "rq:queues",
+    f"slotline:doorbell:{MODEL}:normal",
+    f"slotline:tickets:{NORMAL}",
+    "slotline:workers",
+}
 
 
 def with_a_key(world: World) -> str:

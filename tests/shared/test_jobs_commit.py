@@ -8,6 +8,7 @@ from rq.job import JobStatus
 
 from shared.names import JOB_FUNCTION
 from shared.schemas import JobRequest
+from shared.stream import Append, dumps
 from tests.shared.world import MODEL, World, end_of, token
 
 
@@ -67,6 +68,26 @@ def test_an_append_that_is_repeated_is_success_and_changes_nothing(world: World)
     assert world.say(pulled, "a", "b") == []
     assert world.say(pulled, "a", "b", "c") == []
     assert [t["text"] for t in world.store.stream.tokens(pulled.record.id)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("name", ["started", "resumed"])
+def test_an_event_without_an_index_is_not_doubled_by_a_repeated_append(name: str, world: World) -> None:
+    pulled = world.take()
+    job, execution = pulled.record.id, pulled.execution
+    note = Append(job, execution, "0-*", name, dumps({"tokens": 0}))
+    for events in ([note], [note], [note, token(job, execution, 0)], [note, token(job, execution, 0)]):
+        assert world.store.stream.append(events) == []
+    assert world.events(job) == [name, "token"]
+
+
+def test_a_job_starts_once_and_may_resume_again_and_again(world: World) -> None:
+    pulled = world.take()
+    names = ("started", "paused", "resumed", "paused", "resumed")
+    notes = [Append(pulled.record.id, pulled.execution, "0-*", name, "{}") for name in names]
+    world.store.stream.append(notes)
+    assert world.events(pulled.record.id) == list(names)
+    world.store.stream.append(notes[:1])
+    assert world.events(pulled.record.id) == list(names)
 
 
 def test_what_is_repeated_is_not_published_again(world: World) -> None:

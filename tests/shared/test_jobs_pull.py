@@ -309,7 +309,7 @@ def test_a_job_requeued_with_rq_is_not_taken_for_ended_when_its_next_worker_dies
     world.store.renew_lease("w2", 100)
     world.pull("w2")
     world.client.delete("slotline:lease:w2")
-    assert world.store.reclaim("w3") == ([job_id], [])
+    assert world.store.reclaim("w3").queued == [job_id]
 
 
 def test_a_job_requeued_with_rq_can_be_cancelled_while_it_runs(world: World) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from rq.job import JobStatus
+from rq.results import Result
 
 from shared.errors import JobNotFound
+from shared.names import events_key
 from shared.reading import answer_so_far
 from shared.results import JobObject
 from tests.shared.world import World
@@ -55,6 +57,29 @@ def test_a_job_that_rq_ended_without_an_event_keeps_its_text(world: World) -> No
     shown = checked(world.store.view(pulled.record.id))
     assert (shown["status"], shown["text"]) == ("failed", "ab")
     assert shown["ended_at"] is not None
+
+
+def test_a_completed_job_whose_log_has_expired_shows_its_result(world: World) -> None:
+    pulled = world.take()
+    world.end(pulled, tokens=2)
+    world.record(pulled, JobStatus.FINISHED)
+    shown = world.store.view(pulled.record.id)
+    Result.create(world.job(pulled.record.id), Result.Type.SUCCESSFUL, ttl=100, return_value=shown)
+    world.client.delete(events_key(pulled.record.id))
+    assert shown["text"] == "xx" and world.store.view(pulled.record.id) == shown
+
+
+def test_the_result_of_an_earlier_life_is_not_shown(world: World) -> None:
+    pulled = world.take()
+    world.end(pulled, tokens=2)
+    world.record(pulled, JobStatus.FINISHED)
+    shown = world.store.view(pulled.record.id)
+    Result.create(world.job(pulled.record.id), Result.Type.SUCCESSFUL, ttl=100, return_value=shown)
+    world.queue.enqueue_job(world.job(pulled.record.id))
+    (again,) = world.pull()
+    world.say(again, "new")
+    world.job(again.record.id).set_status(JobStatus.FINISHED)
+    assert world.store.view(again.record.id)["text"] == "new"
 
 
 def test_many_are_fetched_in_the_order_asked_with_none_for_those_gone(world: World) -> None:

@@ -29,6 +29,7 @@ BAD: dict[type[Settings], dict[str, list[Any]]] = {
         ],
         "redis_timeout_s": [*FRACTION, "0"],
         "redis_wait_s": ["x", "nan", "-0.1"],
+        "redis_wait_replicas": [*WHOLE, "-1"],
         "result_ttl_s": [*WHOLE, "0", "-1"],
         "failure_ttl_s": [*WHOLE, "0", "-1"],
         "timeout_s": [*FRACTION, "0"],
@@ -48,6 +49,12 @@ BAD: dict[type[Settings], dict[str, list[Any]]] = {
         "idempotency_ttl_s": [*WHOLE, "0", "-1"],
         "bound_lease_s": [*FRACTION, "0"],
         "max_file_bytes": [*WHOLE, "0", "-1"],
+        "webhook_secret": ["secret", "whsec_", "whsec_c2hvcnQ=", "whsec_%"],
+        "webhook_allow_private": ["maybe", "2"],
+        "webhook_timeout_s": [*FRACTION, "0", "61"],
+        "webhook_backoff_s": [*FRACTION, "0"],
+        "webhook_retry_s": FRACTION,
+        "webhook_senders": [*WHOLE, "0", "257"],
     },
     BatchSettings: {
         "batch_max_lines": [*WHOLE, "0", "-1"],
@@ -96,6 +103,7 @@ BAD: dict[type[Settings], dict[str, list[Any]]] = {
         "pause_s": ["x", "nan", "-0.1"],
         "age_s": [*FRACTION, "0"],
         "lease_s": [*FRACTION, "0"],
+        "stall_timeout_s": ["x", "nan", "-0.1"],
     },
 }
 #: Any text will do here; whether there is such a file or class is found out when it is used.
@@ -155,6 +163,14 @@ def test_the_password_of_a_bad_redis_url_is_not_shown() -> None:
     with pytest.raises(SettingsError, match="--redis-url") as caught:
         load(Settings, {"redis_url": "http://user:secret@h/0"})
     assert "secret" not in str(caught.value)
+
+
+def test_a_secret_is_not_shown_even_where_it_is_wrong() -> None:
+    with pytest.raises(SettingsError, match="--webhook-secret") as caught:
+        load(WebSettings, {"webhook_secret": "whsec_hidden"})
+    assert "hidden" not in str(caught.value)
+    good = "whsec_" + "A" * 32
+    assert good not in repr(load(WebSettings, {"webhook_secret": good}))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared import stream
-from shared.stream import START, Append, Event, EventId, TokenStream, dumps, token_data
+from shared.names import events_key
+from shared.stream import START, UNLOGGED, Append, Event, EventId, TokenStream, dumps, token_data
 from tests.shared.world import World
 
 # --- event ids ---
@@ -114,6 +115,25 @@ def test_the_last_event_is_the_newest_of_any_kind(world: World) -> None:
     last = world.store.stream.last(pulled.record.id)
     assert last is not None
     assert (last.name, str(last.id), last.index) == ("resumed", "1-1", None)
+
+
+def test_an_event_without_a_place_is_published_and_not_logged_and_only_by_the_owner(
+    world: World, client: redis.Redis
+) -> None:
+    pulled = world.take()
+    world.say(pulled, "a")
+    with client.pubsub(ignore_subscribe_messages=True) as channel:
+        channel.subscribe(events_key(pulled.record.id))
+        channel.get_message(timeout=5)
+        for execution in ("another", pulled.execution):
+            data = dumps({"by": execution})
+            refused = world.store.stream.append([Append(pulled.record.id, execution, "", "progress", data)])
+            assert refused == ([] if execution == pulled.execution else ["another"])
+        event = Event.from_message(channel.get_message(timeout=5)["data"])
+        assert channel.get_message(timeout=0.1) is None
+    assert (event.name, event.id, event.index) == ("progress", UNLOGGED, None)
+    assert event.json() == {"by": pulled.execution}
+    assert world.events(pulled.record.id) == ["token"]
 
 
 def test_tokens_leaves_other_events_out(world: World) -> None:

@@ -12,6 +12,7 @@ from slotline import (
     JobCancelled,
     JobFailed,
     ProtocolError,
+    StreamGap,
     StreamTimeout,
     Token,
     TokenStream,
@@ -93,6 +94,50 @@ def test_a_hole_that_stays_is_an_error_and_never_skipped(server: ScriptedServer,
     assert next(stream).index == 0
     with pytest.raises(ProtocolError, match="token 1 is missing before token 2"):
         next(stream)
+
+
+def gap(tokens: int, text: str | None) -> bytes:
+    data = {"tokens": tokens, "text": text, "reasoning_content": None, "tool_calls": None}
+    return frame("gap", data, str(tokens - 1))
+
+
+def test_text_that_the_server_no_longer_has_token_by_token_comes_as_one(server: ScriptedServer, api: Client) -> None:
+    server.on("GET", EVENTS, events(STARTED, token(0), then=Handler.drop), events(gap(4, "t0 and more"), done()))
+    assert list(api.stream("hello")) == [Token("t0 ", 0, 100), Token("and more", 3, None)]
+
+
+def test_a_gap_that_lacks_nothing_is_passed_over(server: ScriptedServer, api: Client) -> None:
+    server.on("GET", EVENTS, events(STARTED, token(0), gap(1, "t0 "), done()))
+    assert [t.index for t in api.stream("hello")] == [0]
+
+
+@pytest.mark.parametrize(("after", "text"), [(-1, None), (-1, "other"), (0, "t0 and more")])
+def test_text_that_nobody_knows_is_an_error_and_the_stream_goes_on(
+    server: ScriptedServer, api: Client, after: int, text: str | None
+) -> None:
+    given = [STARTED, token(0)] if after < 0 else [STARTED]
+    server.on("GET", EVENTS, events(*given, gap(4, text), token(4), done()))
+    stream = api.job("job1").stream(after=after)
+    if after < 0:
+        next(stream)
+    with pytest.raises(StreamGap, match="tokens 1 to 3 of job job1 are lost") as caught:
+        next(stream)
+    assert caught.value.job_id == "job1"
+    assert [t.index for t in stream] == [4]
+
+
+def test_time_without_a_slot_does_not_count(server: ScriptedServer, api: Client) -> None:
+    resumed = threading.Event()
+
+    def resume_late(handler: Handler) -> None:
+        for _ in range(6):
+            handler.write(COMMENT)
+            resumed.wait(0.15)
+        handler.write(frame("resumed", {"prompt_tokens": 3, "tokens": 1}))
+
+    paused = frame("paused", {"tokens": 1, "reason": "displaced"})
+    server.on("GET", EVENTS, events(STARTED, token(0), paused, resume_late, token(1), done()))
+    assert [t.index for t in api.stream("hello", timeout=0.5)] == [0, 1]
 
 
 def test_no_token_in_time_ends_the_wait_and_not_the_job(server: ScriptedServer, api: Client) -> None:

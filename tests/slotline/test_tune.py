@@ -46,14 +46,14 @@ def test_it_shows_a_table_and_a_chart_and_a_line_to_paste() -> None:
 
 
 def test_as_json_it_is_one_object() -> None:
-    result = tune("--model", "fake:babble", "--seconds", "1", "--json", "--threads", "1", "--no-kv-unified")
+    result = tune("--model", "fake:babble", "--seconds", "1", "--json", "--threads", "1", "--kv-unified", "off")
     found = json.loads(result.stdout)
     assert found["model"] == "fake:babble"
     assert [point["slots"] for point in found["points"]][0] == 1
     assert found["best"] in found["points"]
     assert found["command"].endswith(
         f"worker --model fake:babble --n-parallel {found['best']['slots']} --n-ctx {found['n_ctx']} "
-        "--threads 1 --no-kv-unified"
+        "--threads 1 --kv-unified off"
     )
 
 

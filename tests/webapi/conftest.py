@@ -12,12 +12,14 @@ import pytest
 import redis
 from flask import Flask
 from flask.testing import FlaskClient
+from rq.job import Job
+from rq.results import Result
 
 from shared.ask import Question, answer, next_question
 from shared.connection import connect
 from shared.errors import SlotlineError
 from shared.jobs import JobStore
-from shared.names import PRIORITIES, queue_name
+from shared.names import PRIORITIES, SERIALIZER, queue_name
 from shared.records import job_object
 from shared.registry import ModelCard, Registry, WorkerStats
 from shared.settings import Settings, WebSettings, load
@@ -97,6 +99,11 @@ class ScriptedWorker:
         status = {"completed": "finished", "failed": "failed", "cancelled": "canceled"}[final["status"]]
         self.store.client.hset(f"rq:job:{job.record.id}", "status", status)
         return final
+
+    def record(self, final: dict[str, Any]) -> None:
+        """Store what a job has come to as its result in RQ, as a worker does after the commit."""
+        job = Job(final["id"], connection=self.store.client, serializer=SERIALIZER)
+        Result.create(job, Result.Type.SUCCESSFUL, ttl=3600, return_value=final)
 
     def fail(self, job: Pulled, error: SlotlineError, text: str = "", tokens: int = 0) -> dict[str, Any]:
         """Commit that the job has failed."""

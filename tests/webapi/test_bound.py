@@ -53,7 +53,7 @@ def test_an_outage_of_redis_does_not_end_the_renewals(
             failures.append(args)
             raise redis.ConnectionError("gone")
 
-        outage.setattr(bound._client, "set", fail)
+        outage.setattr(bound._client, "pexpire", fail)
         assert eventually(lambda: len(failures) >= 3, "it keeps trying")
     client.delete(web_lease_key(bound.id))
     assert eventually(lambda: lease_ms(client, bound) > 0, "the lease is renewed")

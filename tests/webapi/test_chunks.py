@@ -13,15 +13,17 @@ from flask.testing import FlaskClient
 
 from shared.errors import GenerationTimeout
 from shared.jobs import JobStore
+from shared.names import events_key
 from shared.openai.chat import read_chat
 from shared.openai.completions import CompletionExchange, read_completion
 from shared.openai.exchange import Call, Exchange
-from shared.stream import Event, EventId, dumps, token_data
+from shared.stream import PROGRESS, UNLOGGED, Event, EventId, dumps, token_data
 from tests.webapi.conftest import MODEL, ScriptedWorker
 from tests.webapi.sse import Frame, frames
 from tests.webapi.test_events import AWKWARD
 from webapi.chunks import PLAIN_TOKEN, Chunks
 from webapi.services import services_of
+from webapi.sse import KEEP_ALIVE
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 PLAIN: dict[str, Any] = {"prompt": "hi", "stream": True}
@@ -101,6 +103,27 @@ def test_a_plain_token_becomes_the_chunk_that_the_endpoint_makes(
     chunk = exchange.chunk(call.about, 1, json.loads(data))
     wanted = b"" if chunk is None else b"data: " + dumps(chunk).encode() + b"\n\n"
     assert Chunks(call).frames([(1, Event(EventId.of_token(3), "token", data))]) == wanted
+
+
+def test_a_part_that_is_lost_ends_the_stream_with_an_error(
+    http: FlaskClient, live: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webapi.follow.REWRITE_S", 0.0)
+    blocks = stream(http, "completions", PLAIN)
+    job = live.pull()
+    live.token(job, 0, "a")
+    assert texts([next(block for block in blocks if block.data).json()]) == "a"
+    message = {"event": "token", "id": "4-0", "data": {"index": 3, "text": "d", "token": 9}}
+    live.store.client.publish(events_key(job.record.id), dumps(message))
+    *_, last = data(blocks)
+    assert last["error"]["code"] == "internal_error"
+
+
+def test_progress_keeps_a_stream_from_being_silent() -> None:
+    exchange = read_completion({"prompt": "hi", "stream": True})
+    call: Any = SimpleNamespace(exchange=exchange, about=Call("id", 7, "model"), finals={})
+    frames = Chunks(call).frames([(0, Event(UNLOGGED, PROGRESS, '{"done":1,"total":2}'))])
+    assert frames == KEEP_ALIVE
 
 
 def test_only_the_last_chunk_has_usage_and_only_where_asked_for(http: FlaskClient, live: ScriptedWorker) -> None:

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from flask import Flask
 from flask.testing import FlaskClient
+
+import webapi
 
 
 def references(value: Any) -> Iterator[str]:
@@ -17,6 +20,12 @@ def references(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from references(item)
+
+
+def documented_events() -> list[str]:
+    """The names in the table of events of the page on streams."""
+    page = (Path(webapi.__file__).parent.parent / "docs" / "streams.md").read_text("utf-8")
+    return re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
 
 
 def test_every_endpoint_is_described(app: Flask, http: FlaskClient) -> None:
@@ -47,7 +56,9 @@ def test_bodies_answers_and_events_have_their_schemas(http: FlaskClient) -> None
     assert {p["name"] for p in submit["parameters"]} == {"wait", "Idempotency-Key"}
     stream = paths["/v1/jobs/{job_id}/events"]["get"]
     events = stream["responses"]["200"]["content"]["text/event-stream"]["itemSchema"]["oneOf"]
-    assert [e["properties"]["event"]["const"] for e in events] == ["started", "resumed", "token", "done", "failed"]
+    described = {e["properties"]["event"]["const"]: e["properties"] for e in events}
+    assert list(described) == documented_events()
+    assert {name for name, properties in described.items() if "id" in properties} == {"token", "gap", "done", "failed"}
     assert {p["name"] for p in stream["parameters"]} == {"job_id", "after", "Last-Event-ID"}
 
 

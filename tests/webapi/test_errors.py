@@ -84,6 +84,7 @@ def test_redis_that_is_not_there_is_503_with_retry_after(make_app: MakeApp, meth
         ReadOnlyError("You can't write against a read only replica."),
         ResponseError("MISCONF Redis is configured to save RDB snapshots, but it is unable to persist to disk."),
         ExecAbortError("Transaction discarded because of: OOM command not allowed"),
+        redis.exceptions.MasterDownError("Link with MASTER is down and replica-serve-stale-data is set to 'no'."),
         redis.exceptions.BusyLoadingError("Redis is loading the dataset in memory"),
         redis.exceptions.TimeoutError("Timeout reading from socket"),
     ],

@@ -17,6 +17,7 @@ from tests.webapi.conftest import MODEL, MakeApp, ScriptedWorker
 from tests.webapi.sse import Frame, events, frames
 from webapi import subscription
 from webapi.services import services_of
+from webapi.streams import Hub
 
 AWKWARD = ["one\n\n", "two\r\nthree\r", "\u2028 \u2029 \x85", "```\ncode\n```\n", "data: x\n\n", "\U0001f600\0", ""]
 
@@ -31,7 +32,7 @@ def job(http: FlaskClient, worker: ScriptedWorker) -> str:
 def follow(http: FlaskClient, job_id: str, query: str = "", **headers: str) -> Iterator[Frame]:
     answer = http.get(f"/v1/jobs/{job_id}/events{query}", headers=headers)
     assert answer.status_code == 200, answer.json
-    return events(answer.iter_encoded())
+    return (frame for frame in events(answer.iter_encoded()) if frame.event != "queued")
 
 
 def text_of(found: list[Frame]) -> str:
@@ -51,8 +52,8 @@ def test_the_headers_keep_proxies_from_holding_a_stream_back(http: FlaskClient, 
 def test_a_silent_stream_gets_comments(http: FlaskClient, job: str) -> None:
     with http.get(f"/v1/jobs/{job}/events") as answer:
         blocks = frames(answer.iter_encoded())
-        found = [next(blocks) for _ in range(4)]
-    assert [block.comment for block in found[2:]] == ["keep-alive", "keep-alive"]
+        found = [next(blocks) for _ in range(5)]
+    assert [block.event or block.comment for block in found[2:]] == ["queued", "keep-alive", "keep-alive"]
 
 
 def test_a_live_stream_gives_every_event_as_it_happens(http: FlaskClient, worker: ScriptedWorker, job: str) -> None:
@@ -210,7 +211,10 @@ def test_a_job_cancelled_by_rqs_own_tools_ends_its_stream(http: FlaskClient, cli
 
 
 @pytest.mark.parametrize("how", ["delete", "empty", "erase"])
-def test_a_removed_job_ends_its_stream_with_failed(http: FlaskClient, client: redis.Redis, job: str, how: str) -> None:
+def test_a_removed_job_ends_its_stream_with_failed(
+    http: FlaskClient, client: redis.Redis, job: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webapi.follow.REWRITE_S", 0.0)
     answer = http.get(f"/v1/jobs/{job}/events")
     blocks = frames(answer.iter_encoded())
     for _ in range(3):  # the reader has found the job waiting
@@ -226,13 +230,55 @@ def test_a_removed_job_ends_its_stream_with_failed(http: FlaskClient, client: re
     assert http.get(f"/v1/jobs/{job}/events").status_code == 404
 
 
-def test_an_ended_job_whose_log_has_expired_gives_its_end(
+@pytest.mark.parametrize("query", ["", "?after=0", "?after=2"])
+def test_an_ended_job_whose_log_has_expired_gives_its_text_and_its_end(
+    http: FlaskClient, client: redis.Redis, worker: ScriptedWorker, job: str, query: str
+) -> None:
+    final = worker.run_all(["a", "b", "c", "d"])
+    worker.record(final)
+    client.delete(events_key(job))
+    gap, end = follow(http, job, query)
+    assert (gap.event, gap.id) == ("gap", "3")
+    assert gap.json() == {"tokens": 4, "text": "abcd", "reasoning_content": None, "tool_calls": None}
+    assert (end.event, end.id, end.json()) == ("done", "end", final)
+    assert http.get(f"/v1/jobs/{job}").json == final
+    assert [frame.event for frame in follow(http, job, "", **{"Last-Event-ID": gap.id or ""})][-1] == "done"
+
+
+def test_a_log_that_has_lost_its_head_gives_the_whole_text_instead(
     http: FlaskClient, client: redis.Redis, worker: ScriptedWorker, job: str
 ) -> None:
-    worker.run_all(["a"])
-    client.delete(events_key(job))
-    (end,) = follow(http, job, "?after=0")
-    assert (end.event, end.id, end.json()["status"]) == ("done", "end", "completed")
+    worker.run_all(["a", "b", "c", "d"])
+    client.xtrim(events_key(job), minid="3-0", approximate=False)
+    assert [frame.event for frame in follow(http, job)] == ["gap", "done"]
+    assert [frame.event for frame in follow(http, job, "?after=0")] == ["gap", "done"]
+    assert [frame.id for frame in follow(http, job, "?after=1")] == ["2", "3", "end"]
+
+
+def test_a_reader_of_a_running_job_gets_a_gap_for_what_nobody_has_any_more(
+    http: FlaskClient, client: redis.Redis, worker: ScriptedWorker, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webapi.follow.REWRITE_S", 0.0)
+    pulled = worker.pull()
+    worker.started(pulled)
+    for index, text in enumerate("abcd"):
+        worker.token(pulled, index, text)
+    client.xtrim(events_key(job), minid="3-0", approximate=False)
+    stream = follow(http, job)
+    found = [next(stream) for _ in range(3)]
+    assert [(frame.event, frame.id) for frame in found] == [("gap", "1"), ("token", "2"), ("token", "3")]
+    assert found[0].json()["text"] is None
+    worker.finish(pulled, "abcd", 4)
+    (end,) = stream
+    assert end.json()["text"] == "abcd"
+
+
+def test_a_reader_hears_how_many_jobs_are_ahead(http: FlaskClient, worker: ScriptedWorker, job: str) -> None:
+    worker.report(idle_slots=0, job_s=8.0)
+    later = http.post("/v1/jobs", json={"prompt": "hi"}).json["id"]
+    with http.get(f"/v1/jobs/{later}/events") as answer:
+        first = next(events(answer.iter_encoded()))
+    assert (first.event, first.id, first.json()) == ("queued", None, {"ahead": 1, "estimate_s": 4.0})
 
 
 def test_a_lost_subscription_leaves_no_gap(
@@ -249,6 +295,41 @@ def test_a_lost_subscription_leaves_no_gap(
     worker.finish(pulled, "abcd", 4)
     found = list(stream)
     assert [frame.id for frame in found] == ["1", "2", "3", "end"]
+
+
+def test_a_subscription_that_redis_cuts_off_for_being_slow_leaves_no_gap(
+    http: FlaskClient, client: redis.Redis, worker: ScriptedWorker, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = threading.Event()
+    reading.set()
+    dispatch = Hub._dispatch
+
+    def slowly(hub: Hub, channel: str, data: bytes) -> bool:
+        reading.wait()
+        return dispatch(hub, channel, data)
+
+    monkeypatch.setattr(Hub, "_dispatch", slowly)
+    stream = follow(http, job)
+    pulled = worker.pull()
+    worker.started(pulled)
+    assert next(stream).event == "started"
+    limits = client.config_get("client-output-buffer-limit")
+    client.config_set("client-output-buffer-limit", "pubsub 32768 8192 1")
+    reading.clear()
+    count, text = 0, "x" * 50_000
+    try:
+        while client.client_list(_type="pubsub") and count < 1000:
+            worker.token(pulled, count, text)
+            count += 1
+    finally:
+        reading.set()
+        client.config_set("client-output-buffer-limit", limits["client-output-buffer-limit"])
+    assert count < 1000, "Redis has not cut it off"
+    worker.token(pulled, count, "end")
+    final = worker.finish(pulled, text * count + "end", count + 1)
+    found = list(stream)
+    assert [frame.id for frame in found] == [*map(str, range(count + 1)), "end"]
+    assert text_of(found) == final["text"]
 
 
 def test_a_reader_that_falls_far_behind_still_gets_everything_once(

@@ -10,6 +10,7 @@ from flask.testing import FlaskClient
 from shared.jobs import JobStore
 from shared.names import JOBS_INDEX, events_key, job_key
 from shared.results import JobObject
+from tests.processes import eventually
 from tests.webapi.conftest import MODEL, MakeApp, ScriptedWorker
 
 
@@ -266,3 +267,24 @@ def _pull_when_there(worker: ScriptedWorker) -> Any:
     """The first job, once it is queued; its doorbell rings then."""
     assert worker.store.client.blpop(f"slotline:doorbell:{MODEL}:normal", timeout=10)
     return worker.pull()
+
+
+def test_a_job_that_waits_too_long_fails_though_no_worker_was_ever_there(
+    http: FlaskClient, no_worker: ScriptedWorker
+) -> None:
+    job = submit(http, queue_timeout_s=0.1)
+    ended = eventually(lambda: _ended(http, job["id"]), "its time is up")
+    assert (ended["status"], ended["error"]["code"], ended["started_at"]) == ("failed", "queue_timeout", None)
+    assert http.post(f"/v1/jobs/{job['id']}/cancel").status_code == 409
+    assert no_worker.pull_any() == []
+
+
+def test_the_reader_of_a_job_that_waits_too_long_is_told(http: FlaskClient, no_worker: ScriptedWorker) -> None:
+    job = submit(http, queue_timeout_s=0.1)
+    answer = http.get(f"/v1/jobs/{job['id']}/events")
+    assert "event: failed" in answer.text and "queue_timeout" in answer.text
+
+
+def _ended(http: FlaskClient, job_id: str) -> dict[str, Any] | None:
+    job: dict[str, Any] = http.get(f"/v1/jobs/{job_id}").json
+    return job if job["status"] != "queued" else None

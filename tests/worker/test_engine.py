@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import BadLogits, DecodeFailed, GenerationTimeout, GrammarDeadEnd, QueueTimeout
+from shared.records import SlotTime
 from tests.worker.engine_harness import Harness, alone
 from worker import telemetry
 from worker.backend import DecodeOutcome, SamplingParams
 from worker.fake_backend import FakeBackend
-from worker.requests import Ended, HandedBack, Started, Token
+from worker.requests import Ended, HandedBack, Paused, Progress, Started, Token
 
 HOT = SamplingParams(temperature=0.8, seed=42)
 
@@ -74,11 +75,15 @@ def test_one_forward_pass_a_tick_carries_decode_and_prefill() -> None:
 def test_a_stop_string_over_several_tokens_ends_the_request_and_stays_out() -> None:
     harness = Harness(FakeBackend("count"))
     harness.submit("a", stop=("5 6",), max_tokens=100)
-    harness.run()
+    spoken = len("1 2 3 4 5 6")
+    harness.tick(spoken - 1)
+    assert len(harness.engine.pool.active) == 1
+    harness.tick()  # the one that completes the stop string frees the slot
+    assert not harness.engine.pool.active
     assert harness.text("a") == "1 2 3 4 "
     assert harness.ended("a").finish_reason == "stop"
     assert harness.ended("a").text == "1 2 3 4 "
-    assert not harness.engine.pool.active
+    assert harness.ended("a").stats.generated_tokens == spoken
 
 
 def test_text_held_back_to_the_end_comes_as_one_event_without_a_token() -> None:
@@ -277,6 +282,42 @@ def test_time_in_a_slot_is_limited_and_the_text_so_far_kept() -> None:
     assert harness.text("other") == alone("other", max_tokens=20).text("other")
 
 
+def test_time_in_slots_of_earlier_workers_counts() -> None:
+    harness = Harness()
+    harness.submit("slow", max_tokens=1000, timeout_s=1.055, used_s=1.0, has_started=True)
+    harness.run()
+    end = harness.ended("slow")
+    assert end.finish_reason == "timeout" and 0 < end.stats.generated_tokens < 10
+    assert end.stats.duration_s == pytest.approx(1.06)
+
+
+def test_what_is_handed_back_takes_its_time_in_slots_with_it() -> None:
+    harness = Harness(FakeBackend("babble", n_parallel=1))
+    harness.submit("running", max_tokens=1000, used_s=2.0)
+    harness.submit("waiting", used_s=3.0)
+    harness.tick(5)
+    assert harness.engine.slot_times["execution-running"].used_s == pytest.approx(2.04)
+    harness.now += 1
+    harness.engine.hand_back(running=True)
+    harness.tick()
+    times = {e.request.id: e.request.slot_time for e in harness.events if isinstance(e, HandedBack)}
+    assert times["running"].used_s == pytest.approx(3.05) and times["running"].prompt_s == pytest.approx(2.0)
+    assert times["waiting"] == SlotTime(3.0)
+    harness.tick()
+    assert harness.engine.slot_times == {}
+
+
+def test_one_that_had_a_slot_before_its_first_token_starts_once_and_then_resumes() -> None:
+    harness = Harness(chunk_size=10)
+    harness.submit("a", "w" * 100)
+    harness.submit("b")
+    harness.tick(2)
+    assert harness.tokens("a") == []
+    harness.engine._pause(harness.engine.pool.active[0], harness.now)
+    harness.run()
+    assert [e.resumed for e in harness.events if isinstance(e, Started) and e.request.id == "a"] == [False, True]
+
+
 def test_a_request_that_waited_too_long_is_never_started() -> None:
     harness = Harness(FakeBackend("babble", n_parallel=1))
     harness.submit("busy", max_tokens=50)
@@ -436,6 +477,52 @@ def test_random_work_loses_nothing_and_repeats_nothing(data: st.DataObject) -> N
             assert expected.startswith(harness.text(name))
         elif end.error is None:
             assert harness.text(name) == alone(name, **options).text(name)  # type: ignore[arg-type]
+
+
+def test_a_long_prompt_says_about_once_a_second_how_much_of_it_is_computed() -> None:
+    harness = Harness(FakeBackend("babble", n_ctx=4096), chunk_size=64)
+    request = harness.submit("long", "x" * 1000)
+    while not harness.tokens("long"):
+        harness.now += 0.4
+        harness.tick()
+    told = [e for e in harness.events if isinstance(e, Progress)]
+    assert {e.request for e in told} == {request}
+    assert [e.done for e in told] == sorted({e.done for e in told}) and 2 < len(told) < 10
+    assert all(0 < e.done < e.total == 1000 for e in told)
+
+
+def test_a_prompt_that_takes_less_than_a_second_says_nothing_of_it() -> None:
+    harness = Harness(FakeBackend("babble", n_ctx=4096), chunk_size=64)
+    harness.submit("long", "x" * 1000)
+    harness.run()
+    assert not [e for e in harness.events if isinstance(e, Progress)]
+
+
+def test_what_loses_its_slot_says_so_with_the_tokens_it_has() -> None:
+    harness = Harness(FakeBackend("babble", n_parallel=1))
+    harness.submit("running", max_tokens=1000)
+    harness.submit("waiting")
+    harness.tick(5)
+    made = len(harness.tokens("running"))
+    harness.engine.hand_back(running=True)
+    harness.tick()
+    paused = [e for e in harness.events if isinstance(e, Paused)]
+    assert [(e.request.id, e.tokens, e.reason) for e in paused] == [("running", made, "drained")]
+    assert harness.events.index(paused[0]) < min(
+        harness.events.index(e) for e in harness.events if isinstance(e, HandedBack)
+    )
+
+
+def test_the_average_time_in_a_slot_follows_the_requests_that_end() -> None:
+    harness = Harness()
+    assert harness.engine.job_s is None
+    harness.submit("a", max_tokens=10)
+    harness.run()
+    first = harness.engine.job_s
+    assert first is not None and first == pytest.approx(harness.ended("a").stats.duration_s)
+    harness.submit("b", max_tokens=100)
+    harness.run()
+    assert first < harness.engine.job_s < harness.ended("b").stats.duration_s
 
 
 def test_events_of_one_tick_leave_together_and_in_order() -> None:

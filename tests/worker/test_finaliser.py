@@ -16,7 +16,8 @@ from rq.results import Result
 from rq.worker import SimpleWorker
 
 from shared.jobs import JobStore
-from shared.names import SERIALIZER, held_key, job_key, queue_name
+from shared.names import SERIALIZER, events_key, held_key, job_key, queue_name
+from shared.records import SlotTime
 from shared.schemas import JobRequest
 from shared.settings import Settings
 from shared.stream import dumps
@@ -73,7 +74,15 @@ def everything(client: Any, job_id: str) -> dict[str, Any]:
         name, kind = key.replace(job_id, "ID"), client.type(key)
         expires = client.ttl(key) > 0
         if kind == b"hash":
-            moments = {b"created_at", b"enqueued_at", b"started_at", b"ended_at", b"last_heartbeat", b"sl_exec"}
+            moments = {
+                b"created_at",
+                b"enqueued_at",
+                b"started_at",
+                b"ended_at",
+                b"last_heartbeat",
+                b"sl_exec",
+                b"sl_ticket",
+            }
             fields = client.hgetall(key)
             found[name] = (expires, {k: v for k, v in fields.items() if k not in moments}, sorted(fields))
         elif kind == b"stream":
@@ -148,3 +157,67 @@ def test_a_job_that_was_queued_again_meanwhile_is_not_recorded(recorder: Recorde
     recorder.complete(again)
     assert recorder.store.fetch(held.id).rq_status == "finished"
     assert client.llen(held_key("w")) == 0
+
+
+@pytest.mark.parametrize("kind", ["failed", "cancelled", "stopped", "retry", "handed_back"])
+def test_a_job_that_is_taken_over_between_look_and_write_is_left_to_its_next_owner(
+    kind: Any, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = recorder.take(retries=2)
+    look, taken_over = Finaliser._is_due, []
+
+    def look_and_be_late(self: Finaliser, outcome: Outcome, watching: Any) -> bool:
+        is_due = look(self, outcome, watching)
+        if not taken_over:
+            recorder.store.bury("w")
+            taken_over.extend(recorder.store.pull("other", [QUEUE], 1))
+        return is_due
+
+    monkeypatch.setattr(Finaliser, "_is_due", look_and_be_late)
+    if kind == "handed_back":  # one script, which looks by itself
+        recorder.store.bury("w")
+        taken_over.extend(recorder.store.pull("other", [QUEUE], 1))
+    error = {"message": "it broke", "code": "internal_error"}
+    recorder.finaliser.put(Outcome(kind, held, {"status": kind, "error": error}))
+    eventually(lambda: recorder.done, "it is let go of")
+    record = recorder.store.fetch(held.id)
+    assert (record.rq_status, record.worker, record.retries_left) == ("started", "other", 2)
+    assert record.execution == taken_over[0].execution
+    assert not recorder.store.client.llen(f"rq:queue:{QUEUE}") and not recorder.store.client.llen(held_key("w"))
+
+
+def put(recorder: Recorder, outcome: Outcome) -> None:
+    before = len(recorder.done)
+    recorder.finaliser.put(outcome)
+    eventually(lambda: len(recorder.done) == before + 1, "it is recorded")
+
+
+@pytest.mark.parametrize("kind", ["retry", "handed_back"])
+def test_a_job_that_goes_on_elsewhere_takes_its_time_in_slots_with_it(recorder: Recorder, kind: Any) -> None:
+    held = recorder.take(retries=1)
+    put(recorder, Outcome(kind, held, slot_time=SlotTime(3.5, 0.5)))
+    again = recorder.pull()
+    assert (again.id, again.record.slot_time) == (held.id, SlotTime(3.5, 0.5))
+
+
+@pytest.mark.parametrize("interval", [0, 1000])
+@pytest.mark.parametrize("kind", ["retry", "handed_back"])
+def test_a_cancel_that_was_promised_meanwhile_ends_it_at_once(
+    recorder: Recorder, client: redis.Redis, kind: Any, interval: int
+) -> None:
+    held = recorder.take(retries=1)
+    held.raw[b"retry_intervals"] = f"[{interval}]".encode()
+    assert recorder.store.cancel(held.id)["detail"] == "cancelling"
+    put(recorder, Outcome(kind, held, slot_time=SlotTime(1.0)))
+    shown = recorder.store.view(held.id)
+    assert (shown["status"], shown["detail"]) == ("cancelled", "canceled")
+    assert recorder.store.stream.last(held.id).json()["status"] == "cancelled"  # type: ignore[union-attr]
+    assert not client.zcard(f"rq:scheduled:{QUEUE}") and not client.llen(f"rq:queue:{QUEUE}")
+
+
+def test_the_log_of_a_job_that_is_gone_is_not_kept_for_ever(recorder: Recorder, client: redis.Redis) -> None:
+    held = recorder.take()
+    client.xadd(events_key(held.id), {"event": "started", "data": "{}"}, id="0-*")
+    Job.fetch(held.id, connection=client, serializer=SERIALIZER).delete()
+    put(recorder, Outcome("gone", held))
+    assert 0 < client.ttl(events_key(held.id)) <= 60

@@ -257,6 +257,7 @@ class Life:
         tokens = [e.json() for e in log if e.name == "token"]
         assert [t["index"] for t in tokens] == list(range(len(tokens)))
         assert [e.index for e in log if e.name == "token"] == list(range(len(tokens)))
+        assert [e.name for e in log].count("started") == 1
         final = log[-1].json()
         assert log[-1].is_terminal and sum(e.is_terminal for e in log) == 1
         answer = answer_so_far(tokens)
@@ -295,6 +296,21 @@ def test_an_interruption_after_every_token_changes_nothing(case: str, way: str, 
         if life.worker.ended:
             break
     assert life.finish() == whole
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_interruption_before_the_first_token_is_one_start_and_one_resumption(
+    way: str, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CASES, "long", ("count", None, {"prompt": "w" * 1800, "max_tokens": 3}))
+    whole = uninterrupted(store, "long")
+    life = Life(store, "long")
+    life.worker.step()
+    assert life.store.stream.tokens("job") == [] and not life.worker.ended
+    getattr(life, way)()
+    assert life.finish() == whole
+    names = [e.name for e in store.stream.replay("job") if e.name in ("started", "resumed", "token", "done")]
+    assert names == ["started", "resumed", "token", "token", "token", "done"]
 
 
 @pytest.mark.parametrize("case", CASES)

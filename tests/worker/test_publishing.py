@@ -18,19 +18,23 @@ from rq.job import Job
 from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
 from rq.worker import SimpleWorker
 
+from shared.connection import connect
 from shared.errors import DecodeFailed, GrammarDeadEnd, QueueTimeout
 from shared.jobs import JobStore
-from shared.names import SERIALIZER, events_key, held_key, queue_name
+from shared.names import SERIALIZER, events_key, held_key, job_key, queue_name
 from shared.results import JobObject, TokenEvent
 from shared.schemas import JobRequest
-from shared.settings import Settings
+from shared.settings import Settings, load
+from shared.stream import AppendCall
 from tests.processes import eventually
+from tests.proxy import RedisProxy
+from worker import publisher
 from worker.answer import CallDelta, Delta, ToolCall
 from worker.backend import SamplingParams
 from worker.finaliser import Finaliser
 from worker.held import HeldJob, hold
 from worker.publisher import Publisher
-from worker.requests import Ended, HandedBack, Likely, Logprob, Request, Started, Stats, Token
+from worker.requests import Ended, HandedBack, Likely, Logprob, Paused, Progress, Request, Started, Stats, Token
 
 QUEUE = queue_name("m", "normal")
 STATS = Stats(3, 2, 1, 0.5, 0.1, 0.2, 0.1, 0)
@@ -110,6 +114,41 @@ def test_tokens_and_end_reach_log_channel_and_record(pipeline: Pipeline, client:
     assert request.id in FinishedJobRegistry(QUEUE, client).get_job_ids()
     assert StartedJobRegistry(QUEUE, client).get_job_ids() == []
     assert client.llen(held_key("w")) == 0
+
+
+def test_a_pause_is_logged_before_the_job_goes_back_and_progress_is_only_published(
+    pipeline: Pipeline, client: redis.Redis
+) -> None:
+    request = pipeline.take()
+    with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.subscribe(events_key(request.id))
+        pubsub.get_message(timeout=5)
+        early, late = Progress(request, 1, 3), Progress(request, 2, 3)
+        said = [Started(request, False), early, late, Token(request, 0, 5, "H"), Paused(request, 1, "drained")]
+        pipeline.say(*said, HandedBack(request), wait=1)
+        heard = [json.loads(pubsub.get_message(timeout=5)["data"]) for _ in range(4)]
+    logged = list(pipeline.store.stream.replay(request.id))
+    assert [(e.name, str(e.id)) for e in logged] == [("started", "0-1"), ("token", "1-0"), ("paused", "1-1")]
+    assert logged[-1].json() == {"tokens": 1, "reason": "drained"}
+    assert [h["event"] for h in heard] == ["started", "progress", "token", "paused"]
+    assert (heard[1]["id"], heard[1]["data"]) == ("0-0", {"done": 2, "total": 3})
+    assert pipeline.store.fetch(request.id).rq_status == "queued"
+
+
+def test_a_log_is_kept_as_long_as_the_record_however_late_that_is_written(
+    pipeline: Pipeline, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = pipeline.take()
+    record = pipeline.finaliser._record_completed
+
+    def late(outcomes: Any) -> None:
+        client.expire(events_key(request.id), 100)  # what an outage has left of it
+        record(outcomes)
+
+    monkeypatch.setattr(pipeline.finaliser, "_record_completed", late)
+    pipeline.say(*whole(request), wait=1)
+    kept_s: Any = client.ttl(job_key(request.id))
+    assert kept_s > 1000 and client.ttl(events_key(request.id)) >= kept_s
 
 
 CALLS = (CallDelta(0, "call_1", "f"), CallDelta(0, arguments='{"a"'), CallDelta(0, arguments=": 1}"))
@@ -405,3 +444,162 @@ def test_a_retry_whose_reply_was_lost_is_spent_once(
     assert not lost
     assert pipeline.store.fetch(request.id).retries_left == 1
     assert client.lrange(f"rq:queue:{QUEUE}", 0, -1) == [request.id.encode()]
+
+
+@pytest.fixture
+def proxied(valkey: str, client: redis.Redis) -> Iterator[tuple[Pipeline, RedisProxy]]:
+    """A pipeline whose way to Redis can be cut."""
+    with RedisProxy(valkey) as proxy:
+        settings = load(Settings, {"redis_url": proxy.url})
+        through = connect(settings)
+        made = Pipeline(JobStore(through, settings), settings)
+        yield made, proxy
+        made.stop()
+        through.close()
+
+
+def test_what_an_outage_held_back_is_written_in_order_and_in_slices(
+    proxied: tuple[Pipeline, RedisProxy], store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, proxy = proxied
+    monkeypatch.setattr(publisher, "EVENTS_AT_ONCE", 7)
+    sizes: list[int] = []
+    of = AppendCall.of
+    monkeypatch.setattr(AppendCall, "of", lambda events: sizes.append(len(events)) or of(events))
+    first, second = pipeline.take(), pipeline.take()
+    pipeline.say(Started(first, False), Started(second, False), Token(first, 0, 5, "a"))
+    eventually(lambda: len(store.stream.tokens(first.id)) == 1, "the first token is written")
+    proxy.cut()
+    for index in range(50):
+        pipeline.say(Token(first, index + 1, 5, "a"), Token(second, index, 6, "b"))
+    pipeline.say(ended(first, tokens=51), ended(second, tokens=50))
+    proxy.heal()
+    for _ in range(2):
+        assert pipeline.done.acquire(timeout=30)
+    for request, count in ((first, 51), (second, 50)):
+        events = list(store.stream.replay(request.id))
+        assert [e.name for e in events] == ["started", *["token"] * count, "done"]
+        assert [e.index for e in events if e.index is not None] == list(range(count))
+        assert store.fetch(request.id).rq_status == "finished"
+    assert max(sizes) == 7
+
+
+@pytest.mark.parametrize("word", [b'"status":"completed"', b"1-0", b"slotline:held:w"], ids=["end", "token", "record"])
+def test_a_lost_reply_to_what_a_worker_writes_doubles_nothing(
+    proxied: tuple[Pipeline, RedisProxy], store: JobStore, word: bytes
+) -> None:
+    pipeline, proxy = proxied
+    request = pipeline.take()
+    proxy.drop_next_reply_to(word)
+    pipeline.say(*whole(request), wait=1)
+    assert proxy.dropped == 1
+    assert [e.name for e in store.stream.replay(request.id)] == ["started", "token", "token", "done"]
+    assert store.fetch(request.id).rq_status == "finished"
+    assert store.client.llen(held_key("w")) == 0
+    assert store.client.hget(pipeline.worker.key, "successful_job_count") == b"1"
+
+
+def test_what_a_full_redis_refuses_is_kept_until_there_is_room(
+    pipeline: Pipeline, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = pipeline.take()
+    client.config_set("maxmemory", 1)
+    try:
+        pipeline.say(*whole(request))
+        eventually(lambda: "trying again" in caplog.text, "it was refused")
+        assert pipeline.store.stream.last(request.id) is None
+    finally:
+        client.config_set("maxmemory", 0)
+    assert pipeline.done.acquire(timeout=30)
+    assert pipeline.store.view(request.id)["text"] == "Hi"
+    assert pipeline.store.fetch(request.id).rq_status == "finished"
+
+
+class Forgetful:
+    """Takes a job's log back to how it was, as a server does that comes back without its last seconds."""
+
+    def __init__(self, client: redis.Redis, job_id: str) -> None:
+        self._client, self._key = client, events_key(job_id)
+
+    def keep(self, events: int) -> None:
+        client: Any = self._client
+        entries = client.xrange(self._key)
+        client.delete(self._key)
+        for entry_id, fields in entries[:events]:
+            client.xadd(self._key, fields, id=entry_id)
+
+
+@pytest.fixture
+def owning(store: JobStore, settings: Settings) -> Iterator[Pipeline]:
+    """A pipeline whose worker says that it owns its jobs."""
+    made = Pipeline(store, settings)
+    made.publisher._owns = lambda held: True
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+@pytest.mark.parametrize("then", ["a token", "the end"])
+def test_a_log_that_lost_its_last_events_is_written_anew(
+    owning: Pipeline, client: redis.Redis, kept: int, then: str
+) -> None:
+    request = owning.take()
+    tokens = [Token(request, index, index + 5, "x") for index in range(6)]
+    owning.say(Started(request, False), *tokens[:5])
+    eventually(lambda: len(owning.store.stream.tokens(request.id)) == 5, "the tokens are written")
+    Forgetful(client, request.id).keep(kept)
+    if then == "a token":
+        owning.say(tokens[5])
+        eventually(lambda: len(owning.store.stream.tokens(request.id)) == 6, "the log is whole")
+    tail = Token(request, 6 if then == "a token" else 5, None, "y")
+    owning.say(tail, ended(request, tokens=tail.index + 1, text="x" * tail.index + "y"), wait=1)
+    events = list(owning.store.stream.replay(request.id))
+    assert [e.name for e in events] == ["started", *["token"] * (tail.index + 1), "done"]
+    assert [e.index for e in events[1:-1]] == list(range(tail.index + 1))
+    assert "".join(t["text"] for t in owning.store.stream.tokens(request.id)) == owning.store.view(request.id)["text"]
+    assert owning.lost == []
+
+
+def test_a_log_is_written_anew_although_its_job_says_nothing_more(owning: Pipeline, client: redis.Redis) -> None:
+    request = owning.take()
+    owning.say(Started(request, False), *(Token(request, index, index + 5, "x") for index in range(5)))
+    eventually(lambda: len(owning.store.stream.tokens(request.id)) == 5, "the tokens are written")
+    whole = client.xrange(events_key(request.id))
+    Forgetful(client, request.id).keep(2)
+    owning.publisher.say_again()
+    eventually(lambda: client.xrange(events_key(request.id)) == whole, "the log is whole")
+    owning.say(ended(request, tokens=5, text="xxxxx"), wait=1)
+
+
+def test_a_job_whose_log_lacks_more_than_is_known_here_is_given_up(owning: Pipeline, client: redis.Redis) -> None:
+    request = owning.take()
+    earlier = replace(request, generated=(5, 6))
+    owning.say(Started(earlier, True), Token(earlier, 2, 7, "x"))
+    eventually(lambda: owning.lost == [request.execution], "it is given up")
+    assert client.exists(events_key(request.id)) == 0
+
+
+def test_an_end_is_not_withheld_for_a_log_that_cannot_be_mended(pipeline: Pipeline) -> None:
+    request = pipeline.take()
+    pipeline.say(ended(request, tokens=2, text="Hi"), wait=1)
+    assert pipeline.store.view(request.id)["text"] == "Hi"
+
+
+def test_a_job_that_is_ours_after_all_ends_well(owning: Pipeline, client: redis.Redis) -> None:
+    request = owning.take()
+    owning.say(Started(request, False), Token(request, 0, 5, "H"))
+    eventually(lambda: len(owning.store.stream.tokens(request.id)) == 1, "the token is written")
+    record = client.hgetall(f"rq:job:{request.id}")
+    client.delete(f"rq:job:{request.id}", events_key(request.id))
+    asked: list[str] = []
+
+    def owns(held: HeldJob) -> bool:
+        asked.append(held.id)
+        client.hset(f"rq:job:{request.id}", mapping=record)
+        return True
+
+    owning.publisher._owns = owns
+    owning.say(Token(request, 1, 6, "i"), ended(request), wait=1)
+    assert asked and owning.lost == []
+    assert [e.name for e in owning.store.stream.replay(request.id)] == ["started", "token", "token", "done"]
+    assert owning.store.fetch(request.id).rq_status == "finished"

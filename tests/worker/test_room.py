@@ -18,7 +18,11 @@ def job(name: str, priority: int, rank: int | None = None, queue: str = "q") -> 
     """A held job, as far as it is looked at."""
     record, execution = SimpleNamespace(origin=queue), SimpleNamespace(id=name)
     return SimpleNamespace(
-        record=record, execution=execution, priority=priority, rank=priority if rank is None else rank
+        record=record,
+        execution=execution,
+        priority=priority,
+        rank=priority if rank is None else rank,
+        runs_alone=False,
     )
 
 
@@ -105,3 +109,12 @@ def test_jobs_are_counted_by_queue(workload: Workload) -> None:
     for name, queue in (("1", "a"), ("2", "b"), ("3", "a")):
         workload.add(job(name, NORMAL, queue=queue))
     assert workload.by_queue() == {"a": 2, "b": 1}
+
+
+def test_beside_a_job_that_runs_alone_there_is_no_room_and_no_slot_to_rely_on(workload: Workload) -> None:
+    lone = job("lone", BATCH)
+    lone.runs_alone = True
+    workload.add(lone)
+    assert workload.room() == [0, 0, 0] and workload.free == 0
+    workload.remove("lone")
+    assert workload.room() == [4, 4, 4] and workload.free == 4

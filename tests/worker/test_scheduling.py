@@ -10,7 +10,7 @@ import pytest
 from tests.worker.engine_harness import Harness, alone
 from worker.backend import SamplingParams
 from worker.fake_backend import FakeBackend
-from worker.requests import Ended, HandedBack, Started
+from worker.requests import Ended, HandedBack, Paused, Started
 
 INTERACTIVE, NORMAL, BATCH = range(3)
 HOT = SamplingParams(temperature=0.8, seed=7)
@@ -92,10 +92,24 @@ def test_what_was_displaced_for_too_long_is_handed_back_with_its_tokens() -> Non
     h.tick()
     (back,) = [e for e in h.events if isinstance(e, HandedBack)]
     assert back.request.id == "r0" and len(back.request.generated) == made > 0
+    (paused,) = [e for e in h.events if isinstance(e, Paused)]
+    assert (paused.request.id, paused.tokens, paused.reason) == ("r0", made, "displaced")
     assert not h.engine.waiting
     h.engine.cancel("execution-urgent")
     h.run()
     assert ends(h) == ["urgent"]
+
+
+def test_time_displaced_is_not_time_in_a_slot() -> None:
+    h = Harness(FakeBackend("babble", n_parallel=1), pause_s=1000)
+    h.submit("batch", priority=BATCH, max_tokens=20, timeout_s=1.0)
+    h.tick(5)
+    h.submit("urgent", priority=INTERACTIVE, max_tokens=50)
+    h.tick()
+    h.now += 100
+    h.run()
+    end = h.ended("batch")
+    assert end.finish_reason == "length" and end.stats.duration_s < 1.0
 
 
 def test_a_new_request_that_waits_long_is_not_handed_back() -> None:
@@ -175,6 +189,8 @@ def test_the_least_urgent_pauses_when_the_cache_runs_full_even_if_it_is_the_olde
     assert [t.index for t in h.tokens("urgent")] == list(range(150))
     resumed = [e.request.id for e in h.events if isinstance(e, Started) and e.resumed]
     assert set(resumed) == {"old"}
+    paused = [e for e in h.events if isinstance(e, Paused)]
+    assert [(e.request.id, e.reason) for e in paused] == [("old", "no_room")] * len(resumed)
 
 
 def test_while_an_urgent_prompt_is_prefilled_less_urgent_ones_only_decode() -> None:

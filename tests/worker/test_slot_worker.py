@@ -8,7 +8,9 @@ import pytest
 import redis
 
 from shared.names import PRIORITIES, held_key, live_queues_key, queue_name
+from shared.work import ALONE_AFTER_CRASHES
 from tests.worker.beating import Beating
+from worker.requests import HandedBack
 from worker.slot_worker import LOOK_AGAIN_S, LOOK_S
 
 
@@ -173,3 +175,57 @@ def test_slots_are_dealt_out_to_tenants(beating: Beating, client: redis.Redis) -
     }
     beating.engine.tick()
     assert beating.engine.served.keys() == {"fake-count:normal:a", "fake-count:normal:b"}
+
+
+def held(beating: Beating) -> set[str]:
+    return {job.id for job in beating.worker.held.values()}
+
+
+def end(beating: Beating, job_id: str) -> None:
+    (execution,) = [h.execution.id for h in beating.worker.held.values() if h.id == job_id]
+    beating.engine.cancel(execution)
+    beating.engine.tick()
+    beating.worker._on_done(execution)
+
+
+def submit_lone(beating: Beating) -> str:
+    """A job whose process has died so often that it is to run alone."""
+    job_id = beating.submit()
+    beating.client.hset(f"rq:job:{job_id}", "sl_crashes", ALONE_AFTER_CRASHES)
+    return job_id
+
+
+def test_nothing_runs_beside_a_job_that_is_to_run_alone(beating: Beating) -> None:
+    neighbour = beating.submit()
+    beating.pull()
+    beating.engine.tick()
+    lone = submit_lone(beating)
+    beating.pull()
+    later = beating.submit(priority="interactive")
+    beating.pull()
+    beating.engine.tick()
+    assert held(beating) == {neighbour, lone} and running(beating) == {neighbour}
+    end(beating, neighbour)
+    for _ in range(2):
+        beating.pull()
+        beating.engine.tick()
+        assert held(beating) == running(beating) == {lone}
+    end(beating, lone)
+    beating.pull()
+    beating.engine.tick()
+    assert running(beating) == {later}
+
+
+def test_neighbours_that_take_too_long_are_handed_back_for_it(client: redis.Redis, valkey: str) -> None:
+    beating = Beating(client, valkey, n_parallel=2, drain_s=0)
+    beating.worker.heart.follow_queues()
+    beating.submit()
+    beating.pull()
+    beating.engine.tick()
+    lone = submit_lone(beating)
+    beating.pull()
+    beating.engine.tick()
+    assert not running(beating) and [type(event) for event in beating.events][-1] is HandedBack
+    beating.pull()
+    beating.engine.tick()
+    assert running(beating) == {lone}

@@ -236,6 +236,12 @@ def _until_batches_end(url: str, batches: list[str]) -> None:
             time.sleep(0.5)
 
 
+def _end(*_: object) -> None:
+    """So that whoever ends this leaves nothing running; a second signal must not cut that short."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit("ended")
+
+
 def main() -> int:
     """Read the arguments and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -245,8 +251,7 @@ def main() -> int:
     parser.add_argument("--users", type=int, default=12, help="users at once")
     parser.add_argument("--pause-s", type=float, default=1.0, help="time between two deeds, on average")
     given = parser.parse_args()
-    # So that whoever ends this leaves nothing running.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+    signal.signal(signal.SIGTERM, _end)
     return run(given.kills, given.seed, given.workers, given.users, given.pause_s)
 
 

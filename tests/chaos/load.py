@@ -58,8 +58,8 @@ class Users:
         self._stopping = threading.Event()
         self.jobs: list[UserJob] = []
         self.batches: list[str] = []
-        self._threads = [threading.Thread(target=self._use, name=f"user-{i}") for i in range(count)]
-        self._threads.append(threading.Thread(target=self._use_batches, name="user-of-batches"))
+        self._threads = [threading.Thread(target=self._use, name=f"user-{i}", daemon=True) for i in range(count)]
+        self._threads.append(threading.Thread(target=self._use_batches, name="user-of-batches", daemon=True))
 
     def start(self) -> None:
         """Begin."""

@@ -40,6 +40,7 @@ FULL: dict[str, Any] = {
     "result_ttl_s": 60,
     "metadata": {"user": ["é", {"n": None}]},
     "embed": True,
+    "webhook_url": "https://a.example/hook?x=1",
 }
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -143,6 +144,7 @@ BAD = {
     "retries": [*NO_WHOLE, -1, 101, None],
     "result_ttl_s": [*NO_WHOLE, 0, -1, 366 * 86_400 + 1],
     "metadata": [5, "x", [], {"a": NAN}, {"a": [{"b": INFINITY}]}],
+    "webhook_url": [5, [], "", "x", "/path", "ftp://a.example/", "http://", "http://u:p@a.example/", "http://a.example/#x"],
 }  # fmt: skip
 CASES = [(field, value) for field, values in BAD.items() for value in values]
 
@@ -431,7 +433,7 @@ CHANGED = {
     "grammar": 'root ::= "b"', "grammar_root": "other", "ignore_eos": False, "cache_prompt": True,
     "stop": ["\n", "a"], "stream": False, "timeout_s": 2.5, "queue_timeout_s": 4, "priority": "normal",
     "run_at": "2030-01-01T00:00:01+02:00", "retries": 3, "result_ttl_s": 61, "metadata": {"user": ["é", {"n": 0}]},
-    "embed": False,
+    "embed": False, "webhook_url": "https://a.example/hook?x=2",
 }  # fmt: skip
 
 

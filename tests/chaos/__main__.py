@@ -71,7 +71,7 @@ class Chaos:
         self.done[deed.__name__] += 1
         try:
             return deed()
-        except (redis.RedisError, IndexError):
+        except (redis.RedisError, ProcessLookupError, IndexError):
             return 0  # nobody is there to be killed just now
 
     def finish(self) -> None:
@@ -190,7 +190,7 @@ def run(kills: int, seed: int, workers: int, users: int, pause_s: float) -> int:
             print(file=sys.stderr)
             chaos.finish()
             load.stop()
-            audit = Audit(faults=load.join())
+            audit = Audit(faults=load.join(), forgotten=stack.store.forgotten)
             audit.lost += len(audit.faults)
             _until_batches_end(stack.url, load.batches)
             for job in load.jobs:
@@ -214,7 +214,7 @@ def run(kills: int, seed: int, workers: int, users: int, pause_s: float) -> int:
         "recovery_p50_s": round(statistics.median(stack.recoveries), 2) if stack.recoveries else None,
         "recovery_max_s": round(max(stack.recoveries), 2) if stack.recoveries else None,
         "jobs": len(load.jobs),
-        "cancelled": sum(job.is_cancelled for job in load.jobs),
+        "cancelled": sum(job.cancelled_at is not None for job in load.jobs),
         "batches": len(load.batches),
         "deeds": dict(sorted(chaos.done.items())),
         "seed": seed,

@@ -32,6 +32,8 @@ class Audit:
     gaps: int = 0
     mismatches: int = 0
     faults: list[str] = field(default_factory=list)
+    #: When a cancel may have been forgotten (`Store.forgotten`).
+    forgotten: list[tuple[float, float]] = field(default_factory=list)
 
     def is_clean(self) -> bool:
         """Whether nothing is wrong."""
@@ -46,15 +48,24 @@ class Audit:
             self._note("lost", job, f"is answered with {answer.status_code}")
             return
         shown = answer.json()
-        expected = "cancelled" if job.is_cancelled else "completed"
-        if shown["status"] != expected:
-            self._note("lost", job, f"is {shown['status']}, not {expected}: {shown.get('error')}")
+        expected = self._expected(job)
+        if shown["status"] not in expected:
+            self._note("lost", job, f"is {shown['status']}, not {' or '.join(expected)}: {shown.get('error')}")
         names = Counter(name for name in _logged(client, job.id))
         if sum(names[end] for end in ENDS) > 1 or names["started"] > 1:
             self._note("doubled", job, f"has in its log {dict(names)}")
         if sum(name in ENDS for _, name, _ in job.events) > 1:
             self._note("doubled", job, "told its reader of two ends")
         self._texts(job, shown)
+
+    def _expected(self, job: UserJob) -> tuple[str, ...]:
+        at = job.cancelled_at
+        if at is None:
+            return ("completed",)
+        # A little more, since the answer to a cancel comes after it.
+        if any(begin <= at <= end + 1 for begin, end in self.forgotten):
+            return ("cancelled", "completed")
+        return ("cancelled",)
 
     def _texts(self, job: UserJob, shown: dict[str, Any]) -> None:
         text = shown.get("text") or ""

@@ -34,7 +34,7 @@ class UserJob:
         text: its prompt, which the scripted model repeats.
         id: known from the first answer that told it.
         events: (id, name, data) of all that its reader got.
-        is_cancelled: whether a cancel was answered with 200.
+        cancelled_at: when a cancel was answered with 200, in monotonic seconds.
         is_done: whether its user has nothing more to do.
     """
 
@@ -44,7 +44,7 @@ class UserJob:
     drops: bool
     id: str = ""
     events: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
-    is_cancelled: bool = False
+    cancelled_at: float | None = None
     is_done: bool = False
 
 
@@ -79,11 +79,12 @@ class Users:
     def cancel_one(self) -> None:
         """Cancel a job that is under way."""
         with self._lock:
-            candidates = [job for job in self.jobs if job.id and not job.is_done and not job.is_cancelled]
+            candidates = [job for job in self.jobs if job.id and not job.is_done and job.cancelled_at is None]
             job = self._random.choice(candidates) if candidates else None
         if job is not None:
             answer = self._ask("POST", f"/v1/jobs/{job.id}/cancel", tries=3)
-            job.is_cancelled = answer is not None and answer.status_code == 200
+            if answer is not None and answer.status_code == 200:
+                job.cancelled_at = time.monotonic()
 
     # --- jobs ---
 

@@ -47,6 +47,8 @@ class Store:
         self._follow()
         #: When it could not be reached, here or by the workers: (from, until) in monotonic seconds, each part once.
         self.away: list[tuple[float, float]] = []
+        #: What it said yes to in these times it may have forgotten, except where a replica was waited for.
+        self.forgotten: list[tuple[float, float]] = []
 
     @property
     def url(self) -> str:
@@ -63,6 +65,8 @@ class Store:
 
     def fail_over(self, lag_s: float, aim: Callable[[str], None]) -> None:
         """Let the replica fall behind, end the primary, and put the replica in its place."""
+        self._until_followed()  # the primary may have been away just now, and its replica with it
+        self.forgotten.append((time.monotonic(), time.monotonic() + lag_s))
         self._link.freeze()
         time.sleep(lag_s)
         began = time.monotonic()
@@ -104,6 +108,10 @@ class Store:
         address = urlparse(self._link.url)
         with redis.Redis.from_url(self._replica.connection_url) as client:
             client.replicaof(str(address.hostname), str(address.port))
+        self._until_followed()
+
+    def _until_followed(self) -> None:
+        with redis.Redis.from_url(self._replica.connection_url) as client:
             eventually(lambda: client.info("replication")["master_link_status"] == "up", "the replica follows")
 
 
@@ -209,10 +217,10 @@ class Stack:
         return self._new("worker", "workers", model=MODEL, n_parallel=8, n_ctx=8192, cache_prompt=True)
 
     def _web(self) -> Service:
-        return self._new("web", "web", port=self._port, web_workers=2)
+        return self._new("web", "web", port=self._port, web_workers=2, redis_wait_replicas=1)
 
     def _batches(self) -> Service:
-        return self._new("batches", "web")
+        return self._new("batches", "web", redis_wait_replicas=1)
 
     def _new(self, command: str, side: str, **settings: Any) -> Service:
         files = {"files_url": str(self._folder / "files")} if command != "worker" else {}

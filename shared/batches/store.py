@@ -28,7 +28,7 @@ import redis
 from shared.batches.reading import BatchReader
 from shared.batches.records import BatchRecord, Usage
 from shared.batches.schemas import ENDED, BatchStatus, window_seconds
-from shared.errors import BatchNotFound, BatchState, FileNotFound, IdConflict, InvalidRequest
+from shared.errors import BatchNotFound, BatchState, FileNotFound, IdConflict, InvalidRequest, RedisUnavailable
 from shared.files import new_file_id
 from shared.lua import script
 from shared.names import (
@@ -36,6 +36,7 @@ from shared.names import (
     FILE_EXPIRY,
     FILES,
     OPEN_BATCHES,
+    REPLICATED,
     TRASH,
     batch_done_key,
     batch_failed_key,
@@ -120,6 +121,7 @@ class BatchStore(BatchReader):
             FileNotFound: there is no such file.
             IdConflict: the key belongs to a batch that was asked for otherwise.
             InvalidRequest: the file has another purpose.
+            RedisUnavailable: it is stored, but fewer than `redis_wait_replicas` replicas have it.
         """
         now = self.clock()
         name = uuid.uuid4().hex if idempotency is None else sha256(idempotency.encode()).hexdigest()[:32]
@@ -148,7 +150,23 @@ class BatchStore(BatchReader):
             raise FileNotFound(input_file_id, "input_file_id")
         if outcome == "wrong_purpose":
             raise InvalidRequest("`input_file_id` must be a file uploaded with the purpose `batch`", "input_file_id")
+        self._wait_for_replicas(batch_id)
         return self.get(batch_id)
+
+    def _wait_for_replicas(self, batch_id: str) -> None:
+        wanted = self.settings.redis_wait_replicas
+        if not wanted:
+            return
+        # WAIT is for what its own connection wrote last, and so for all before it: the batch and its input file.
+        pipe = self.client.pipeline(transaction=False)
+        pipe.set(REPLICATED, "1")
+        pipe.execute_command("WAIT", wanted, int(self.settings.redis_timeout_s * 500))
+        _, replicas = pipe.execute()
+        if replicas < wanted:
+            raise RedisUnavailable(
+                f"only {replicas} of {wanted} replicas of Redis have it in time; batch {batch_id} is stored and may "
+                "run: ask for it, or send it again with the same Idempotency-Key"
+            )
 
     def cancel(self, batch_id: str) -> BatchRecord:
         """Ask for an end: the batch is `cancelling`, and `cancelled` once its runner is through. Resumes a paused one.

@@ -16,10 +16,10 @@ from openai.types import Batch
 from shared.batches.records import Lines, Usage
 from shared.batches.schemas import BatchObject, BatchRequest, window_seconds
 from shared.batches.store import BatchStore, LeaseLost, Part
-from shared.errors import BatchNotFound, BatchState, FileNotFound, InvalidRequest
+from shared.errors import BatchNotFound, BatchState, FileNotFound, InvalidRequest, RedisUnavailable
 from shared.files import FileStore, StoredFile
 from shared.names import BATCHES, OPEN_BATCHES, TRASH, batch_done_key, batch_failed_key, batch_key, batch_lease_key
-from shared.settings import Settings
+from shared.settings import Settings, load
 from shared.storage import FolderStorage
 
 LEASE_S = 60.0
@@ -589,3 +589,17 @@ def test_a_batch_is_shown_in_the_shape_of_openais(world: World) -> None:
     assert (theirs.usage.total_tokens, theirs.usage.input_tokens_details.cached_tokens) == (10, 2)
     assert set(Batch.model_fields) <= set(BatchObject.model_fields)
     assert (ours.paused, theirs.metadata, theirs.errors) == (False, {"a": "b"}, None)
+
+
+def test_a_batch_that_too_few_replicas_have_is_stored_and_not_accepted(
+    client: redis.Redis, valkey: str, tmp_path: Path
+) -> None:
+    given = {"redis_url": valkey, "redis_wait_replicas": 1, "redis_timeout_s": 0.2}
+    world = World(client, load(Settings, given), tmp_path)
+    with pytest.raises(RedisUnavailable, match="only 0 of 1 replicas"):
+        world.create(idempotency="key")
+    (batch,) = world.client.zrange(BATCHES, 0, -1)
+    with pytest.raises(RedisUnavailable, match=batch.decode()):
+        world.store.create(
+            world.store.get(batch.decode()).input_file_id, "/v1/chat/completions", "24h", idempotency="key"
+        )

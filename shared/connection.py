@@ -24,6 +24,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from shared.errors import RedisUnavailable
+from shared.names import REPLICATED
 from shared.settings import Settings
 
 log = logging.getLogger("slotline.redis")
@@ -225,3 +226,13 @@ def address(client: redis.Redis) -> str:
     """Host and port, or the socket, without any password."""
     kwargs = client.connection_pool.connection_kwargs
     return str(kwargs.get("path") or f"{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}")
+
+
+def wait_for_replicas(pipe: Any, settings: Settings) -> None:
+    """End a pipeline with a wait for `redis_wait_replicas`; its last reply is how many have it.
+
+    WAIT is for what its own connection wrote last, and so for all that anybody wrote before. So something is written
+    first: what has to be there may be another's, or of an earlier call.
+    """
+    pipe.set(REPLICATED, "1")
+    pipe.execute_command("WAIT", settings.redis_wait_replicas, int(settings.redis_timeout_s * 500))

@@ -23,7 +23,7 @@ from rq.registry import (
 )
 from rq.utils import now, utcformat
 
-from shared.connection import again_if_lost
+from shared.connection import again_if_lost, wait_for_replicas
 from shared.errors import (
     DependencyFailed,
     InvalidRequest,
@@ -38,7 +38,6 @@ from shared.names import (
     DEADLINES,
     JOB_FUNCTION,
     JOBS_INDEX,
-    REPLICATED,
     SERIALIZER,
     doorbell_key,
     events_key,
@@ -132,9 +131,7 @@ class JobStore(WorkStore):
             self._submit(keys=call.keys, args=call.args, client=pipe)
         if not wanted:
             return pipe.execute(), 0
-        # WAIT is for what its own connection wrote last; a job that is there already was written by another one.
-        pipe.set(REPLICATED, "1")
-        pipe.execute_command("WAIT", wanted, int(self.settings.redis_timeout_s * 500))
+        wait_for_replicas(pipe, self.settings)
         *replies, _, replicas = pipe.execute()
         return replies, replicas
 

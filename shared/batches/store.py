@@ -28,6 +28,7 @@ import redis
 from shared.batches.reading import BatchReader
 from shared.batches.records import BatchRecord, Usage
 from shared.batches.schemas import ENDED, BatchStatus, window_seconds
+from shared.connection import wait_for_replicas
 from shared.errors import BatchNotFound, BatchState, FileNotFound, IdConflict, InvalidRequest, RedisUnavailable
 from shared.files import new_file_id
 from shared.lua import script
@@ -36,7 +37,6 @@ from shared.names import (
     FILE_EXPIRY,
     FILES,
     OPEN_BATCHES,
-    REPLICATED,
     TRASH,
     batch_done_key,
     batch_failed_key,
@@ -157,10 +157,8 @@ class BatchStore(BatchReader):
         wanted = self.settings.redis_wait_replicas
         if not wanted:
             return
-        # WAIT is for what its own connection wrote last, and so for all before it: the batch and its input file.
         pipe = self.client.pipeline(transaction=False)
-        pipe.set(REPLICATED, "1")
-        pipe.execute_command("WAIT", wanted, int(self.settings.redis_timeout_s * 500))
+        wait_for_replicas(pipe, self.settings)
         _, replicas = pipe.execute()
         if replicas < wanted:
             raise RedisUnavailable(
